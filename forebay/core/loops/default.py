@@ -1,0 +1,117 @@
+"""Forebay's own loop: decoders first, then prefill chunks, then whoever may start.
+
+Four rules set it apart from its peers. Decoding is never held back by a prefill. Blocks that are
+returning by themselves are counted before anybody else is evicted. A request for which nobody
+behind it can yield *waits* with its blocks instead of evicting itself. A waiting request evicts a
+strictly less urgent running one, for blocks as well as for a place in the batch.
+"""
+
+from forebay.core import sizing
+from forebay.core.admission import BringBack, Start, Stop
+from forebay.core.draft import StepDraft
+from forebay.core.effects import Cause, JoinKind
+from forebay.core.lifecycle import Running
+from forebay.core.request import Request, Sequence
+from forebay.core.rooms import Rooms
+
+
+class DefaultLoop:
+    """Plans one step into a draft."""
+
+    def __init__(self, rooms: Rooms) -> None:
+        self._rooms = rooms
+
+    def plan(self, draft: StepDraft) -> None:
+        """Fills the draft: who runs, who yields, who starts."""
+        self._continue_running(draft)
+        self._admit_waiting(draft)
+
+    def _continue_running(self, draft: StepDraft) -> None:
+        running = list(self._rooms.queues.running)  # victims leave the queue meanwhile
+        decoding = [req for req in running if req.is_decoding]
+        prefilling = [req for req in running if not req.is_decoding]
+        for req in decoding + prefilling:
+            for seq in req.live:
+                if isinstance(req.state, Running):
+                    self._continue(req, seq, draft)
+
+    def _continue(self, req: Request, seq: Sequence, draft: StepDraft) -> None:
+        num_tokens = sizing.ask(req, seq, draft, self._rooms.limits)
+        if num_tokens == 0:
+            return
+        if self._make_room(req, seq, num_tokens, draft):
+            self._give(req, seq, num_tokens, draft)
+
+    def _make_room(self, req: Request, seq: Sequence, num_tokens: int, draft: StepDraft) -> bool:
+        """Whether the sequence can have its blocks now, after others yielded if need be."""
+        rooms = self._rooms
+        missing = rooms.kv.missing(req, seq, num_tokens)
+        if missing == 0:
+            return True
+        if rooms.pressure.refuses(seq.id, rooms.frames.next_seq):
+            rooms.actions.tally.artificial_refusals += 1
+            victims = rooms.victims.for_growth(req, 1, rooms.queues.running) or [req]
+            self._preempt(victims, Cause.ARTIFICIAL, draft)
+        elif (shortage := missing - rooms.kv.pool.num_free) > 0:
+            shortage -= rooms.kv.fences.num_returning  # these come back without an eviction
+            draft.under_pressure = True
+            if shortage > 0:
+                victims = rooms.victims.for_growth(req, shortage, rooms.queues.running)
+                self._preempt(victims, Cause.BLOCKS, draft)
+        if not isinstance(req.state, Running):
+            return False
+        fits = rooms.kv.missing(req, seq, num_tokens) <= rooms.kv.pool.num_free
+        rooms.actions.tally.stalled_rows += not fits
+        return fits
+
+    def _preempt(self, victims: list[Request], cause: Cause, draft: StepDraft) -> None:
+        for victim in victims:
+            self._rooms.actions.preempt(victim, cause, draft)
+            draft.under_pressure = True
+
+    def _give(self, req: Request, seq: Sequence, num_tokens: int, draft: StepDraft) -> None:
+        blocks, clone = self._rooms.kv.grow(req, seq, num_tokens)
+        draft.add_growth(seq, blocks, clone)
+        draft.add(seq, num_tokens)
+
+    def _admit_waiting(self, draft: StepDraft) -> None:
+        rooms = self._rooms
+        while rooms.queues.waiting:
+            req = rooms.queues.waiting[0]
+            if draft.under_pressure and not self._is_urgent(req):
+                return  # admitting into a shortage only feeds the next eviction
+            verdict = rooms.admission.decide(req, draft, rooms.admission.headroom())
+            if isinstance(verdict, Stop) and self._evict_for(req, verdict, draft):
+                verdict = rooms.admission.decide(req, draft, headroom=0)
+            match verdict:
+                case Start(probe):
+                    draft.admitted.append((req, rooms.actions.start(req, probe, draft)))
+                case BringBack(host):
+                    rooms.actions.bring_back(req, host, draft)
+                    draft.admitted.append((req, JoinKind.SWAPPED_IN))
+                case Stop():
+                    return
+            self._first_tokens(req, draft)
+
+    def _is_urgent(self, req: Request) -> bool:
+        running = self._rooms.queues.running
+        return bool(running) and req.order[0] < running[-1].order[0]
+
+    def _evict_for(self, req: Request, stop: Stop, draft: StepDraft) -> bool:
+        """Whether strictly less urgent requests yielded for a waiting one that lacks only room."""
+        rooms = self._rooms
+        blocks = max(0, stop.blocks_short - rooms.kv.fences.num_returning)
+        if not (blocks or stop.seats_short):
+            return False
+        victims = rooms.victims.for_urgent(req, blocks, stop.seats_short, rooms.queues.running)
+        self._preempt(victims, Cause.URGENT, draft)
+        return bool(victims)
+
+    def _first_tokens(self, req: Request, draft: StepDraft) -> None:
+        """Plans what the budget leaves for a request that was just admitted."""
+        for seq in req.live:
+            num_tokens = sizing.ask(req, seq, draft, self._rooms.limits)
+            missing = self._rooms.kv.missing(req, seq, num_tokens)
+            if num_tokens and missing <= self._rooms.kv.pool.num_free:
+                self._give(req, seq, num_tokens, draft)
+                self._rooms.kv.publish(seq, seq.computed + num_tokens)

@@ -1,0 +1,44 @@
+"""The rooms that a planning loop walks through."""
+
+from dataclasses import dataclass
+
+from forebay.core.actions import Actions
+from forebay.core.admission import Admission
+from forebay.core.frames import Frames
+from forebay.core.kv import KvSpace
+from forebay.core.limits import Limits
+from forebay.core.pressure import Pressure
+from forebay.core.queues import Queues
+from forebay.core.victims import Victims
+
+
+@dataclass(slots=True, frozen=True)
+class Rooms:
+    """Each answers one question; `actions` alone changes the world."""
+
+    limits: Limits
+    kv: KvSpace
+    queues: Queues
+    frames: Frames
+    victims: Victims
+    admission: Admission
+    actions: Actions
+    pressure: Pressure
+
+    @classmethod
+    def build(cls, limits: Limits) -> "Rooms":
+        """All rooms of one scheduler."""
+        kv = KvSpace(limits)
+        queues = Queues()
+        frames = Frames(limits.steps_in_flight)
+        victims = Victims(limits, kv)
+        return cls(
+            limits=limits,
+            kv=kv,
+            queues=queues,
+            frames=frames,
+            victims=victims,
+            admission=Admission(limits, kv, queues),
+            actions=Actions(kv, queues, frames, victims),
+            pressure=Pressure(limits.pressure),
+        )

@@ -1,0 +1,1 @@
+"""Drives the machine: threads and time live here, tensors do not."""
