@@ -6,6 +6,7 @@ from forebay.core.draft import StepDraft
 from forebay.core.kv import KvSpace, Probe
 from forebay.core.lifecycle import Queued, QueuedWhy, Swapped
 from forebay.core.limits import Limits
+from forebay.core.outlook import Outlook
 from forebay.core.queues import Queues
 from forebay.core.request import Request
 from forebay.core.swap import HostRun
@@ -16,6 +17,8 @@ class Start:
     """Admit it; `probe` says what it hits."""
 
     probe: Probe
+    cost: int
+    """Free blocks it takes."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -23,6 +26,7 @@ class BringBack:
     """Swap it in."""
 
     host: HostRun
+    cost: int
 
 
 @dataclass(slots=True, frozen=True)
@@ -37,19 +41,28 @@ Verdict = Start | BringBack | Stop
 
 
 class Admission:
-    """Seats, budget and blocks for all known tokens, with head-room while something runs."""
+    """Seats, budget and blocks for all known tokens, and an outlook while something runs."""
 
-    def __init__(self, limits: Limits, kv: KvSpace, queues: Queues) -> None:
+    def __init__(self, limits: Limits, kv: KvSpace, queues: Queues, outlook: Outlook) -> None:
         self._limits = limits
         self._kv = kv
         self._queues = queues
+        self._outlook = outlook
 
-    def headroom(self) -> int:
-        """Blocks to leave free when admitting: none on an idle engine, so the head can start."""
-        return self._limits.watermark_blocks if self._queues.running else 0
+    def decide(self, request: Request, draft: StepDraft) -> Verdict:
+        """The verdict on the first waiting request: room now, and an outlook worth starting for.
 
-    def decide(self, request: Request, draft: StepDraft, headroom: int) -> Verdict:
-        """The verdict on the first waiting request."""
+        On an idle engine only room counts, so that the head can always start.
+        """
+        verdict = self.has_room(request, draft)
+        if isinstance(verdict, Stop) or not self._queues.running:
+            return verdict
+        if verdict.cost + self._limits.watermark_blocks > self._kv.pool.num_free:
+            return Stop()
+        return verdict if self._outlook.pays(request, verdict.cost) else Stop()
+
+    def has_room(self, request: Request, draft: StepDraft) -> Verdict:
+        """Whether seats, budget and blocks suffice at this moment."""
         if draft.budget == 0 or self._must_settle(request):
             return Stop()
         if not self._limits.chunked_prefill and not self._fits_whole(request, draft):
@@ -65,12 +78,10 @@ class Admission:
         blocks_short = max(0, cost - self._kv.pool.num_free)
         if seats_short or blocks_short:
             return Stop(blocks_short, seats_short)
-        if cost + headroom > self._kv.pool.num_free:
-            return Stop()
         if isinstance(request.state, Swapped):
-            return BringBack(request.state.host)
+            return BringBack(request.state.host, cost)
         assert probe is not None
-        return Start(probe)
+        return Start(probe, cost)
 
     @staticmethod
     def _must_settle(request: Request) -> bool:

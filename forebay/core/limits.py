@@ -80,6 +80,8 @@ class Limits:
     steps_in_flight: int = 1
     fencing: Fencing = Fencing.OFF
     pressure: ArtificialPressure | None = None
+    expected_output_share: float = 0.75
+    """Share of what a request may still generate that it is expected to; 0: start what fits."""
     max_preemption_lead: int = 3
     """No request is preempted more than this many times more often than an equal peer."""
     costs: Costs = field(default_factory=Costs)

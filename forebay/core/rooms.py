@@ -7,6 +7,7 @@ from forebay.core.admission import Admission
 from forebay.core.frames import Frames
 from forebay.core.kv import KvSpace
 from forebay.core.limits import Limits
+from forebay.core.outlook import Outlook
 from forebay.core.pressure import Pressure
 from forebay.core.queues import Queues
 from forebay.core.victims import Victims
@@ -21,6 +22,7 @@ class Rooms:
     queues: Queues
     frames: Frames
     victims: Victims
+    outlook: Outlook
     admission: Admission
     actions: Actions
     pressure: Pressure
@@ -31,6 +33,7 @@ class Rooms:
         kv = KvSpace(limits)
         queues = Queues()
         frames = Frames(limits.steps_in_flight)
+        outlook = Outlook(limits, kv, queues)
         victims = Victims(limits, kv)
         return cls(
             limits=limits,
@@ -38,7 +41,8 @@ class Rooms:
             queues=queues,
             frames=frames,
             victims=victims,
-            admission=Admission(limits, kv, queues),
+            outlook=outlook,
+            admission=Admission(limits, kv, queues, outlook),
             actions=Actions(kv, queues, frames, victims),
             pressure=Pressure(limits.pressure),
         )

@@ -95,6 +95,7 @@ class Scheduler:
             seq.known += 1
             request = self.requests[request_of(seq.id)]
             if seq.id in stops:
+                self.rooms.outlook.note_stopped(seq.known - request.spec.num_prompt)
                 effects += self._end(request, seq, FinishReason.STOP, now)
             elif seq.known >= seq.limit:
                 effects += self._end(request, seq, request.limit_reason, now)

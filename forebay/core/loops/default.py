@@ -80,13 +80,13 @@ class DefaultLoop:
             req = rooms.queues.waiting[0]
             if draft.under_pressure and not self._is_urgent(req):
                 return  # admitting into a shortage only feeds the next eviction
-            verdict = rooms.admission.decide(req, draft, rooms.admission.headroom())
+            verdict = rooms.admission.decide(req, draft)
             if isinstance(verdict, Stop) and self._evict_for(req, verdict, draft):
-                verdict = rooms.admission.decide(req, draft, headroom=0)
+                verdict = rooms.admission.has_room(req, draft)
             match verdict:
-                case Start(probe):
+                case Start(probe=probe):
                     draft.admitted.append((req, rooms.actions.start(req, probe, draft)))
-                case BringBack(host):
+                case BringBack(host=host):
                     rooms.actions.bring_back(req, host, draft)
                     draft.admitted.append((req, JoinKind.SWAPPED_IN))
                 case Stop():
