@@ -7,9 +7,12 @@ from forebay.core.admission import Admission
 from forebay.core.frames import Frames
 from forebay.core.kv import KvSpace
 from forebay.core.limits import Limits
+from forebay.core.loads import Loads
+from forebay.core.order import build_queues
 from forebay.core.outlook import Outlook
 from forebay.core.pressure import Pressure
 from forebay.core.queues import Queues
+from forebay.core.throttle import Throttle
 from forebay.core.victims import Victims
 
 
@@ -26,12 +29,14 @@ class Rooms:
     admission: Admission
     actions: Actions
     pressure: Pressure
+    loads: Loads
+    throttle: Throttle
 
     @classmethod
     def build(cls, limits: Limits) -> "Rooms":
         """All rooms of one scheduler."""
         kv = KvSpace(limits)
-        queues = Queues()
+        queues = build_queues(limits)
         frames = Frames(limits.steps_in_flight)
         outlook = Outlook(limits, kv, queues)
         victims = Victims(limits, kv)
@@ -45,4 +50,6 @@ class Rooms:
             admission=Admission(limits, kv, queues, outlook),
             actions=Actions(kv, queues, frames, victims),
             pressure=Pressure(limits.pressure),
+            loads=Loads(kv, queues),
+            throttle=Throttle(),
         )
