@@ -39,8 +39,5 @@ class Throttle:
         """The step is planned. `num_waiting` does not count parked requests."""
         if not (deferred or draft.preempted):
             self.capacity_bound = num_waiting > 0
-        for request in draft.yielded:
-            for seq in request.live:
-                self._in_prefill.pop(seq, None)
         for seq in [seq for seq in self._in_prefill if seq.finish is not None]:
             del self._in_prefill[seq]
