@@ -75,7 +75,8 @@ class Outlook:
     def _steps_until_full(self, candidate: Request, cost: int, horizon: float) -> float:
         """Steps until somebody finds no block, at most `horizon`."""
         size = self._limits.block_size
-        sequences = [(req, seq) for req in [*self._queues.running, candidate] for seq in req.live]
+        sharing = [*self._queues.running, *self._queues.parked, candidate]
+        sequences = [(req, seq) for req in sharing for seq in req.live]
         # tokens that fit in free blocks and in the rest of each sequence's last one
         room = float((self._kv.pool.num_free - cost) * size)
         room += sum(-seq.total % size for _, seq in sequences)

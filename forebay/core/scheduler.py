@@ -162,7 +162,7 @@ class Scheduler:
             return None
         draft = StepDraft.start(self.limits, now, throttled=throttled)
         self._loop.plan(draft)
-        if not (draft.planned or draft.copies or draft.preempted or draft.loads):
+        if draft.is_empty:
             return None
         return self._commit(draft)
 
@@ -182,6 +182,8 @@ class Scheduler:
         actions.leaving, actions.ended = [], []
         self._join_rows(draft, step)
         frame = Frame(step.seq)
+        for request, _ in draft.admitted:
+            frame.computing.update(request.live)  # copies may fill their blocks
         for seq, num_tokens in draft.planned.items():
             self._advance(seq, num_tokens, step, frame)
         self._idle_rows(draft, step)

@@ -5,8 +5,6 @@ while requests wait for capacity (saturation: holding back would only delay them
 nobody decodes, since then there is nothing to protect.
 """
 
-from collections.abc import Iterable
-
 from forebay.core.draft import StepDraft
 from forebay.core.request import Request, Sequence
 
@@ -19,10 +17,9 @@ class Throttle:
         """Whether requests were left waiting by the last step that could admit."""
         self._in_prefill: dict[Sequence, None] = {}
 
-    def defers(self, draft: StepDraft, running: Iterable[Request]) -> bool:
-        """Whether this step holds prefills back."""
-        asked = draft.throttled and not self.capacity_bound
-        return asked and any(not self.in_prefill(request) for request in running)
+    def defers(self, draft: StepDraft, *, protects: bool) -> bool:
+        """Whether this step holds prefills back; `protects`: somebody decodes."""
+        return draft.throttled and not self.capacity_bound and protects
 
     def in_prefill(self, request: Request) -> bool:
         """Whether its latest chunk leaves known tokens uncomputed."""
