@@ -37,8 +37,9 @@ class Rooms:
         """All rooms of one scheduler."""
         kv = KvSpace(limits)
         queues = build_queues(limits)
+        throttle = Throttle()
         frames = Frames(limits.steps_in_flight)
-        outlook = Outlook(limits, kv, queues)
+        outlook = Outlook(limits, kv, queues, throttle)
         victims = Victims(limits, kv)
         return cls(
             limits=limits,
@@ -51,5 +52,5 @@ class Rooms:
             actions=Actions(kv, queues, frames, victims),
             pressure=Pressure(limits.pressure),
             loads=Loads(kv, queues),
-            throttle=Throttle(),
+            throttle=throttle,
         )

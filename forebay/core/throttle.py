@@ -8,6 +8,8 @@ nobody decodes, since then there is nothing to protect.
 from forebay.core.draft import StepDraft
 from forebay.core.request import Request, Sequence
 
+_MEMORY = 1 / 32  # weight of one more step in the moving average
+
 
 class Throttle:
     """Remembers whether the engine was saturated, and who is in the middle of a prefill."""
@@ -15,6 +17,8 @@ class Throttle:
     def __init__(self) -> None:
         self.capacity_bound = False
         """Whether requests were left waiting by the last step that could admit."""
+        self.share = 0.0
+        """Share of steps that were held back lately; below 1."""
         self._in_prefill: dict[Sequence, None] = {}
 
     def defers(self, draft: StepDraft, *, protects: bool) -> bool:
@@ -34,6 +38,7 @@ class Throttle:
 
     def note_step(self, draft: StepDraft, num_waiting: int, *, deferred: bool) -> None:
         """The step is planned. `num_waiting` does not count parked requests."""
+        self.share += _MEMORY * (deferred - self.share)
         if not (deferred or draft.preempted):
             self.capacity_bound = num_waiting > 0
         for seq in [seq for seq in self._in_prefill if seq.finish is not None]:
