@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from forebay.cli import bench, demo
+from forebay.cli import bench, demo, parity
 from forebay.errors import ConfigError, ForebayError
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -51,7 +51,7 @@ def build_parser() -> "Parser":
     commands = parser.add_subparsers(
         title="commands", dest="command", required=True, metavar="COMMAND"
     )
-    for name, module in (("demo", demo), ("bench", bench)):
+    for name, module in (("demo", demo), ("bench", bench), ("parity", parity)):
         command = commands.add_parser(name, help=module.HELP, description=module.DESCRIPTION)
         module.add_arguments(command)
         command.set_defaults(run=module.run)

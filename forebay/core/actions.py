@@ -18,6 +18,7 @@ from forebay.core.gauges import Tally
 from forebay.core.kv import KvSpace, Probe
 from forebay.core.lifecycle import (
     Finished,
+    Loaded,
     Move,
     Queued,
     QueuedWhy,
@@ -49,15 +50,25 @@ class Actions:
 
     def start(self, request: Request, probe: Probe, draft: StepDraft) -> JoinKind:
         """Queued -> Running, with blocks for all its known tokens."""
-        kind = JoinKind.RESUMED if request.admitted_once else JoinKind.NEW
-        if not request.admitted_once:
-            request.admitted_once = True
-            request.queue_ns = Nanos(draft.now - request.spec.arrival_ns)
-            request.cached_tokens = len(probe.hits[0]) * self._kv.block_size
-            self.tally.cached_prompt_tokens += request.cached_tokens
+        kind = self._note_start(request, len(probe.hits[0]) * self._kv.block_size, draft)
         advance(request, Move.START, Running(), self._queues)
         self._kv.admit(request, probe)
         return kind
+
+    def start_loaded(self, request: Request, loaded: Loaded, draft: StepDraft) -> JoinKind:
+        """Loaded -> Running, with the blocks that it has."""
+        kind = self._note_start(request, loaded.num_hit_tokens, draft)
+        advance(request, Move.START, Running(), self._queues)
+        return kind
+
+    def _note_start(self, request: Request, num_cached: int, draft: StepDraft) -> JoinKind:
+        if request.admitted_once:
+            return JoinKind.RESUMED
+        request.admitted_once = True
+        request.queue_ns = Nanos(draft.now - request.spec.arrival_ns)
+        request.cached_tokens = num_cached
+        self.tally.cached_prompt_tokens += num_cached
+        return JoinKind.NEW
 
     def bring_back(self, request: Request, host: HostRun, draft: StepDraft) -> None:
         """Swapped -> Running; the copies run before this step computes."""
@@ -78,12 +89,12 @@ class Actions:
             self._swap_out(request, draft)
         else:
             self.tally.swaps_without_room += self._victims.lacks_host_room(request)
-            self._drop_progress(request)
+            self._drop_progress(request, draft)
         request.num_preemptions += 1
         draft.preempted.append(Preempted(request.id, how, cause, freed, tokens))
 
     def _swap_out(self, request: Request, draft: StepDraft) -> None:
-        run, copies = self._kv.swap_out(request, self._last_step(request))
+        run, copies = self._kv.swap_out(request, self._frames.next_seq)
         draft.copies.extend(copies)
         request.num_swaps += 1
         request.swapped_blocks += len(copies)
@@ -91,9 +102,12 @@ class Actions:
         self.tally.swapped_out_blocks += len(copies)
         advance(request, Move.YIELD_SWAP, Swapped(run), self._queues)
 
-    def _drop_progress(self, request: Request) -> None:
+    def _drop_progress(self, request: Request, draft: StepDraft) -> None:
+        # a clone that it was to get stays in the step, and writes
+        last_step = self._frames.next_seq if draft.copies else self._last_step(request)
         for seq in request.live:
-            self._kv.release(seq, self._frames.last_with(seq))
+            self._kv.withdraw(seq)
+            self._kv.release(seq, last_step)
             seq.computed = seq.published = 0
         request.shared_tokens = 0
         self.tally.preemptions_recompute += 1
@@ -104,7 +118,7 @@ class Actions:
         seq.finish = reason
         if seq.id in self.batch:
             self.leaving.append(self._leave(seq, LeaveKind.FINISHED))
-        self._kv.release(seq, self._frames.last_with(seq))
+        self._kv.release(seq, self._last_step(request))
         report = None
         if not request.live:
             report = self._close(request, reason, now)
@@ -131,5 +145,6 @@ class Actions:
         return Leave(seq.id, kind)
 
     def _last_step(self, request: Request) -> StepSeq | None:
-        steps = [self._frames.last_with(seq) for seq in request.live]
+        """The newest step in flight that may touch the request's blocks: branches share them."""
+        steps = [self._frames.last_with(seq) for seq in request.sequences]
         return max((step for step in steps if step is not None), default=None)

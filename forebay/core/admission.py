@@ -75,7 +75,7 @@ class Admission:
         else:
             probe = self._kv.probe(request)
             cost = probe.cost
-        taken = sum(req.num_seats for req in self._queues.running)
+        taken = sum(req.num_seats for req in [*self._queues.running, *self._queues.parked])
         seats_short = max(0, taken + request.num_seats - self._limits.max_num_seqs)
         blocks_short = max(0, cost - self._kv.pool.num_free)
         if seats_short or blocks_short:

@@ -7,12 +7,13 @@ from forebay.core.request import Request
 from forebay.errors import InvariantError
 
 
-def _order(request: Request) -> tuple[int, int, int]:
+def order_of(request: Request) -> tuple[int, int, int]:
+    """The key of the one total order."""
     return request.order
 
 
 class Queues:
-    """Sorted lists of waiting (queued or swapped) and running requests.
+    """Sorted lists of waiting (queued or swapped), parked (loads) and running requests.
 
     Only `lifecycle.advance` and the first insertion by the scheduler change them. Order is by
     (priority, arrival, id); a preempted request keeps its order and so comes before all that
@@ -22,6 +23,8 @@ class Queues:
     def __init__(self) -> None:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self.parked: list[Request] = []
+        """Loads under way, and complete ones that have no place in the batch yet."""
         self.num_swapped = 0
 
     def insert(self, request: Request) -> None:
@@ -29,7 +32,7 @@ class Queues:
         phase = request.state.phase
         if phase is Phase.FINISHED:
             return
-        insort(self._list(phase), request, key=_order)
+        insort(self._list(phase), request, key=order_of)
         self.num_swapped += phase is Phase.SWAPPED
 
     def remove(self, request: Request) -> None:
@@ -38,11 +41,18 @@ class Queues:
         if phase is Phase.FINISHED:
             return
         members = self._list(phase)
-        at = bisect_left(members, request.order, key=_order)
+        at = bisect_left(members, request.order, key=order_of)
         if at == len(members) or members[at] is not request:
             raise InvariantError(f"request {request.id} is {phase.value} but not in its queue")
         del members[at]
         self.num_swapped -= phase is Phase.SWAPPED
 
     def _list(self, phase: Phase) -> list[Request]:
-        return self.running if phase is Phase.RUNNING else self.waiting
+        if phase is Phase.RUNNING:
+            return self.running
+        return self.parked if phase in (Phase.LOADING, Phase.LOADED) else self.waiting
+
+    def disorder(self) -> list[str]:
+        """Names of queues that are out of order, for the audit."""
+        named = (("waiting", self.waiting), ("parked", self.parked), ("running", self.running))
+        return [name for name, members in named if members != sorted(members, key=order_of)]

@@ -7,9 +7,12 @@ from forebay.core.admission import Admission
 from forebay.core.frames import Frames
 from forebay.core.kv import KvSpace
 from forebay.core.limits import Limits
+from forebay.core.loads import Loads
+from forebay.core.order import build_queues
 from forebay.core.outlook import Outlook
 from forebay.core.pressure import Pressure
 from forebay.core.queues import Queues
+from forebay.core.throttle import Throttle
 from forebay.core.victims import Victims
 
 
@@ -26,14 +29,17 @@ class Rooms:
     admission: Admission
     actions: Actions
     pressure: Pressure
+    loads: Loads
+    throttle: Throttle
 
     @classmethod
     def build(cls, limits: Limits) -> "Rooms":
         """All rooms of one scheduler."""
         kv = KvSpace(limits)
-        queues = Queues()
+        queues = build_queues(limits)
+        throttle = Throttle()
         frames = Frames(limits.steps_in_flight)
-        outlook = Outlook(limits, kv, queues)
+        outlook = Outlook(limits, kv, queues, throttle)
         victims = Victims(limits, kv)
         return cls(
             limits=limits,
@@ -45,4 +51,6 @@ class Rooms:
             admission=Admission(limits, kv, queues, outlook),
             actions=Actions(kv, queues, frames, victims),
             pressure=Pressure(limits.pressure),
+            loads=Loads(kv, queues),
+            throttle=throttle,
         )

@@ -15,12 +15,21 @@ from typing import assert_never
 from forebay.core import intake
 from forebay.core.draft import StepDraft
 from forebay.core.effects import Chunk, Effect, Fork, Grow, Join, Refuse, Step
-from forebay.core.events import Abort, Arrive, Event, FinishReason, StepDone
+from forebay.core.events import (
+    Abort,
+    Arrive,
+    Event,
+    FinishReason,
+    LoadDone,
+    LoadFailed,
+    StepDone,
+)
 from forebay.core.frames import Frame
 from forebay.core.gauges import Gauges, Tally
 from forebay.core.lifecycle import Running
 from forebay.core.limits import Limits
-from forebay.core.loops.default import DefaultLoop
+from forebay.core.loops import build_loop
+from forebay.core.policies import Publishing
 from forebay.core.request import Request, Sequence, add_branches
 from forebay.core.rooms import Rooms
 from forebay.errors import InvariantError
@@ -35,7 +44,7 @@ class Scheduler:
         self.rooms = Rooms.build(limits)
         self.requests: dict[RequestId, Request] = {}
         """All requests that have not ended."""
-        self._loop = DefaultLoop(self.rooms)
+        self._loop = build_loop(self.rooms)
         self._deadlines: list[tuple[Nanos, RequestId]] = []
 
     # -- what happened -----------------------------------------------------------------
@@ -49,6 +58,12 @@ class Scheduler:
                 return self._end_all(self.requests.get(request_id), reason, now)
             case StepDone():
                 return self._on_step_done(event, now)
+            case LoadDone(load_id=load_id):
+                self.rooms.loads.done(load_id)
+                return []
+            case LoadFailed(load_id=load_id):
+                self.rooms.loads.failed(load_id)
+                return []
             case _:
                 assert_never(event)
 
@@ -95,12 +110,19 @@ class Scheduler:
             seq.pending -= 1
             seq.known += 1
             request = self.requests[request_of(seq.id)]
+            self._note_token(request, seq)
             if seq.id in stops:
                 self.rooms.outlook.note_stopped(seq.known - request.spec.num_prompt)
                 effects += self._end(request, seq, FinishReason.STOP, now)
             elif seq.known >= seq.limit:
                 effects += self._end(request, seq, request.limit_reason, now)
         return effects
+
+    def _note_token(self, request: Request, seq: Sequence) -> None:
+        """A token came back; under by-grant publishing a block may have waited for it."""
+        by_grant = self.limits.rules.publishing is Publishing.GRANT
+        if by_grant and isinstance(request.state, Running):
+            self.rooms.kv.publish(seq, seq.computed - seq.pending)
 
     def _note_hash(self, seq_id: SeqId, index: int, digest: bytes) -> None:
         """A block of generated tokens is known in full; it may already be computed in full."""
@@ -110,7 +132,8 @@ class Scheduler:
         for seq in request.live:
             if seq.id == seq_id and index == len(seq.hashes):
                 seq.hashes.append(digest)
-                if isinstance(request.state, Running):
+                at_once = self.limits.rules.publishing is Publishing.STEP
+                if at_once and isinstance(request.state, Running):
                     self.rooms.kv.publish(seq, seq.computed)
 
     def _end(
@@ -130,13 +153,16 @@ class Scheduler:
 
     # -- what to do --------------------------------------------------------------------
 
-    def plan(self, now: Nanos) -> Step | None:
-        """Decides the next step. None: nothing can start now, or enough steps are in flight."""
+    def plan(self, now: Nanos, *, throttled: bool = False) -> Step | None:
+        """Decides the next step. None: nothing can start now, or enough steps are in flight.
+
+        `throttled` asks to hold prefills back in this step; see `throttle`.
+        """
         if self.rooms.frames.is_full:
             return None
-        draft = StepDraft.start(self.limits, now)
+        draft = StepDraft.start(self.limits, now, throttled=throttled)
         self._loop.plan(draft)
-        if not (draft.planned or draft.copies or draft.preempted):
+        if draft.is_empty:
             return None
         return self._commit(draft)
 
@@ -151,10 +177,13 @@ class Scheduler:
             ended=actions.ended,
             copies=draft.copies,
             preempted=draft.preempted,
+            loads=draft.loads,
         )
         actions.leaving, actions.ended = [], []
         self._join_rows(draft, step)
         frame = Frame(step.seq)
+        for request, _ in draft.admitted:
+            frame.computing.update(request.live)  # copies may fill their blocks
         for seq, num_tokens in draft.planned.items():
             self._advance(seq, num_tokens, step, frame)
         self._idle_rows(draft, step)
@@ -226,8 +255,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request has not ended."""
-        return bool(self.requests)
+        """Whether any request has not ended, or a load is under way."""
+        return bool(self.requests) or len(self.rooms.loads) > 0
 
     @property
     def num_in_flight(self) -> int:

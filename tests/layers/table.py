@@ -90,6 +90,11 @@ TABLE: dict[str, Row] = {
         may=(STDLIB, *SETTINGS, *HASHES, "forebay.core", "forebay.engine"),
         never=("random", "asyncio", "socket", "subprocess"),
     ),
+    "forebay.parity": Row(
+        why="replays recorded decisions through the core; no device, no clock",
+        may=(STDLIB, *SETTINGS, *HASHES, "forebay.core", "forebay.parity"),
+        never=("time", "random", "asyncio", "socket", "subprocess"),
+    ),
     "forebay.exec": Row(
         why="torch lives here; it knows the core's vocabulary and the engine's ports only",
         may=(
@@ -149,7 +154,7 @@ TABLE: dict[str, Row] = {
         may=(STDLIB, *SETTINGS, "forebay.cli", "rich"),
         lazily=(
             *("forebay.llm", "forebay.async_llm", "forebay.engine", "forebay.startup"),
-            *("forebay.exec", "forebay.text", *CORE_TYPES, "numpy"),
+            *("forebay.exec", "forebay.text", "forebay.parity", *CORE_TYPES, "numpy"),
         ),
     ),
 }

@@ -1,0 +1,1 @@
+"""Replays recorded decisions of reference schedulers through the core, and tells what differs."""
