@@ -26,7 +26,7 @@ from forebay.core.lifecycle import (
     advance,
 )
 from forebay.core.queues import Queues
-from forebay.core.request import Request, Sequence
+from forebay.core.request import Request, Sequence, every_sequence
 from forebay.core.swap import HostRun
 from forebay.core.victims import Victims
 from forebay.units import Nanos, RequestId, SeqId, StepSeq
@@ -46,6 +46,8 @@ class Actions:
         self.leaving: list[Leave] = []
         self.ended: list[RequestId] = []
         """Told to the executor with the next step."""
+        self.told: list[Effect] = []
+        """What planning itself brought about; the next `Scheduler.tick` tells the driver."""
 
     def start(self, request: Request, probe: Probe, draft: StepDraft) -> JoinKind:
         """Queued -> Running, with blocks for all its known tokens."""
@@ -55,6 +57,7 @@ class Actions:
             request.queue_ns = Nanos(draft.now - request.spec.arrival_ns)
             request.cached_tokens = len(probe.hits[0]) * self._kv.block_size
             self.tally.cached_prompt_tokens += request.cached_tokens
+        request.prefill_until = request.live[0].known
         advance(request, Move.START, Running(), self._queues)
         self._kv.admit(request, probe)
         return kind
@@ -112,9 +115,15 @@ class Actions:
             report = self._close(request, reason, now)
         return Ended(seq.id, reason, seq.known - request.spec.num_prompt, report)
 
+    def give_up(self, request: Request, draft: StepDraft) -> None:
+        """A waiting request that can never start, or a swapped one that can never return, ends."""
+        for seq in every_sequence(request):
+            self.told.append(self.end(request, seq, FinishReason.IGNORED, draft.now))
+        draft.ignored.append(request)
+
     def _close(self, request: Request, reason: FinishReason, now: Nanos) -> RequestReport:
         if isinstance(request.state, Swapped):
-            self._kv.host.give_back(request.state.host)
+            self._kv.drop_swapped(request.state.host, reason)
         advance(request, Move.END, Finished(reason), self._queues)
         self.ended.append(request.id)
         self.tally.requests_ended += 1

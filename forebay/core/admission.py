@@ -6,7 +6,7 @@ from forebay.core.draft import StepDraft
 from forebay.core.kv import KvSpace, Probe
 from forebay.core.lifecycle import Queued, QueuedWhy, Swapped
 from forebay.core.limits import Limits
-from forebay.core.outlook import Outlook
+from forebay.core.outlook import Prospects
 from forebay.core.queues import Queues
 from forebay.core.request import Request
 from forebay.core.swap import HostRun
@@ -43,7 +43,7 @@ Verdict = Start | BringBack | Stop
 class Admission:
     """Seats, budget and blocks for all known tokens, and an outlook while something runs."""
 
-    def __init__(self, limits: Limits, kv: KvSpace, queues: Queues, outlook: Outlook) -> None:
+    def __init__(self, limits: Limits, kv: KvSpace, queues: Queues, outlook: Prospects) -> None:
         self._limits = limits
         self._kv = kv
         self._queues = queues

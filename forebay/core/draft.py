@@ -23,6 +23,8 @@ class StepDraft:
     copies: list[Copy] = field(default_factory=list)
     preempted: list[Preempted] = field(default_factory=list)
     yielded: list[Request] = field(default_factory=list)
+    ignored: list[Request] = field(default_factory=list)
+    """Given up by a loop that judges at admission."""
     under_pressure: bool = False
     """Somebody found no block, whether or not anybody yielded for it."""
 

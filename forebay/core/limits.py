@@ -6,6 +6,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from forebay.core.policies import Preset, Rules
 from forebay.units import div_ceil
 
 
@@ -22,6 +23,8 @@ class PreemptionMode(Enum):
     RECOMPUTE = "recompute"
     SWAP = "swap"
     AUTO = "auto"
+    GROUPS = "groups"
+    """Groups are swapped, single sequences recomputed (vLLM V0's default)."""
 
 
 class Fencing(Enum):
@@ -85,6 +88,8 @@ class Limits:
     max_preemption_lead: int = 3
     """No request is preempted more than this many times more often than an equal peer."""
     costs: Costs = field(default_factory=Costs)
+    preset: Preset = Preset.FOREBAY
+    rules: Rules = field(default_factory=Rules)
 
     @property
     def watermark_blocks(self) -> int:

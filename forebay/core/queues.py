@@ -7,7 +7,8 @@ from forebay.core.request import Request
 from forebay.errors import InvariantError
 
 
-def _order(request: Request) -> tuple[int, int, int]:
+def order_of(request: Request) -> tuple[int, int, int]:
+    """The key of the one total order."""
     return request.order
 
 
@@ -29,7 +30,7 @@ class Queues:
         phase = request.state.phase
         if phase is Phase.FINISHED:
             return
-        insort(self._list(phase), request, key=_order)
+        insort(self._list(phase), request, key=order_of)
         self.num_swapped += phase is Phase.SWAPPED
 
     def remove(self, request: Request) -> None:
@@ -38,11 +39,16 @@ class Queues:
         if phase is Phase.FINISHED:
             return
         members = self._list(phase)
-        at = bisect_left(members, request.order, key=_order)
+        at = bisect_left(members, request.order, key=order_of)
         if at == len(members) or members[at] is not request:
             raise InvariantError(f"request {request.id} is {phase.value} but not in its queue")
         del members[at]
         self.num_swapped -= phase is Phase.SWAPPED
+
+    def disorder(self) -> list[str]:
+        """Names of queues that are out of order."""
+        both = (("waiting", self.waiting), ("running", self.running))
+        return [name for name, members in both if members != sorted(members, key=order_of)]
 
     def _list(self, phase: Phase) -> list[Request]:
         return self.running if phase is Phase.RUNNING else self.waiting

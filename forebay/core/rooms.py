@@ -7,9 +7,13 @@ from forebay.core.admission import Admission
 from forebay.core.frames import Frames
 from forebay.core.kv import KvSpace
 from forebay.core.limits import Limits
-from forebay.core.outlook import Outlook
+from forebay.core.order import build_queues
+from forebay.core.outlook import Outlook, Prospects
+from forebay.core.policies import StartRule
 from forebay.core.pressure import Pressure
 from forebay.core.queues import Queues
+from forebay.core.reserve import ReserveToLimit
+from forebay.core.token_ratio import TokenRatio
 from forebay.core.victims import Victims
 
 
@@ -22,7 +26,7 @@ class Rooms:
     queues: Queues
     frames: Frames
     victims: Victims
-    outlook: Outlook
+    outlook: Prospects
     admission: Admission
     actions: Actions
     pressure: Pressure
@@ -31,9 +35,9 @@ class Rooms:
     def build(cls, limits: Limits) -> "Rooms":
         """All rooms of one scheduler."""
         kv = KvSpace(limits)
-        queues = Queues()
+        queues = build_queues(limits)
         frames = Frames(limits.steps_in_flight)
-        outlook = Outlook(limits, kv, queues)
+        outlook = _build_prospects(limits, kv, queues)
         victims = Victims(limits, kv)
         return cls(
             limits=limits,
@@ -46,3 +50,13 @@ class Rooms:
             actions=Actions(kv, queues, frames, victims),
             pressure=Pressure(limits.pressure),
         )
+
+
+def _build_prospects(limits: Limits, kv: KvSpace, queues: Queues) -> Prospects:
+    match limits.rules.start:
+        case StartRule.OUTLOOK:
+            return Outlook(limits, kv, queues)
+        case StartRule.RESERVE_TO_LIMIT:
+            return ReserveToLimit(limits, queues)
+        case StartRule.TOKEN_RATIO:
+            return TokenRatio(limits, kv, queues)

@@ -20,8 +20,8 @@ from forebay.core.frames import Frame
 from forebay.core.gauges import Gauges, Tally
 from forebay.core.lifecycle import Running
 from forebay.core.limits import Limits
-from forebay.core.loops.default import DefaultLoop
-from forebay.core.request import Request, Sequence, add_branches
+from forebay.core.loops import build_loop
+from forebay.core.request import Request, Sequence, add_branches, every_sequence
 from forebay.core.rooms import Rooms
 from forebay.errors import InvariantError
 from forebay.units import Nanos, RequestId, SeqId, request_of
@@ -35,7 +35,7 @@ class Scheduler:
         self.rooms = Rooms.build(limits)
         self.requests: dict[RequestId, Request] = {}
         """All requests that have not ended."""
-        self._loop = DefaultLoop(self.rooms)
+        self._loop = build_loop(self.rooms)
         self._deadlines: list[tuple[Nanos, RequestId]] = []
 
     # -- what happened -----------------------------------------------------------------
@@ -53,8 +53,8 @@ class Scheduler:
                 assert_never(event)
 
     def tick(self, now: Nanos) -> list[Effect]:
-        """Ends every request whose deadline has passed, whatever its state."""
-        effects: list[Effect] = []
+        """Ends every request whose deadline has passed, and tells what planning has ended."""
+        effects, self.rooms.actions.told = self.rooms.actions.told, []
         while self._deadlines and self._deadlines[0][0] <= now:
             _, request_id = heapq.heappop(self._deadlines)
             request = self.requests.get(request_id)
@@ -63,6 +63,8 @@ class Scheduler:
 
     def next_wakeup(self) -> Nanos | None:
         """When `tick` has something to do next, if ever."""
+        if self.rooms.actions.told:
+            return Nanos(0)
         while self._deadlines and self._deadlines[0][1] not in self.requests:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
@@ -123,9 +125,8 @@ class Scheduler:
     def _end_all(self, request: Request | None, reason: FinishReason, now: Nanos) -> list[Effect]:
         if request is None:
             return []
-        if request.spec.num_branches > 1 and not request.forked:
-            add_branches(request)  # each of the sequences asked for ends, started or not
-        return [effect for seq in request.live for effect in self._end(request, seq, reason, now)]
+        live = every_sequence(request)  # each of the sequences asked for ends, started or not
+        return [effect for seq in live for effect in self._end(request, seq, reason, now)]
 
     # -- what to do --------------------------------------------------------------------
 
@@ -135,6 +136,8 @@ class Scheduler:
             return None
         draft = StepDraft.start(self.limits, now)
         self._loop.plan(draft)
+        for request in draft.ignored:
+            del self.requests[request.id]
         if not (draft.planned or draft.copies or draft.preempted):
             return None
         return self._commit(draft)
@@ -225,8 +228,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request has not ended."""
-        return bool(self.requests)
+        """Whether any request has not ended, or has without anybody having been told."""
+        return bool(self.requests or self.rooms.actions.told)
 
     @property
     def num_in_flight(self) -> int:
@@ -249,6 +252,7 @@ class Scheduler:
             blocks_cached=cached,
             blocks_free=free - cached,
             host_total=kv.host.num_slots,
-            host_used=kv.host.num_slots - kv.host.num_free,
+            host_used=kv.host.num_slots - kv.host.num_free - kv.host.num_leaked,
+            host_leaked=kv.host.num_leaked,
             num_in_flight=self.num_in_flight,
         )

@@ -11,6 +11,7 @@ from forebay.core.admission import BringBack, Start, Stop
 from forebay.core.draft import StepDraft
 from forebay.core.effects import Cause, JoinKind
 from forebay.core.lifecycle import Running
+from forebay.core.policies import Urgency
 from forebay.core.request import Request, Sequence
 from forebay.core.rooms import Rooms
 
@@ -94,6 +95,8 @@ class DefaultLoop:
             self._first_tokens(req, draft)
 
     def _is_urgent(self, req: Request) -> bool:
+        if self._rooms.limits.rules.urgency is Urgency.WAITS:
+            return False
         running = self._rooms.queues.running
         return bool(running) and req.order[0] < running[-1].order[0]
 
@@ -101,7 +104,8 @@ class DefaultLoop:
         """Whether strictly less urgent requests yielded for a waiting one that lacks only room."""
         rooms = self._rooms
         blocks = max(0, stop.blocks_short - rooms.kv.fences.num_returning)
-        if not (blocks or stop.seats_short):
+        waits = rooms.limits.rules.urgency is Urgency.WAITS
+        if waits or not (blocks or stop.seats_short):
             return False
         victims = rooms.victims.for_urgent(req, blocks, stop.seats_short, rooms.queues.running)
         self._preempt(victims, Cause.URGENT, draft)

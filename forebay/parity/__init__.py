@@ -1,0 +1,1 @@
+"""Replays recorded decisions of reference schedulers and names the first one that differs."""
