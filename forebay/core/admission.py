@@ -52,10 +52,12 @@ class Admission:
     def decide(self, request: Request, draft: StepDraft) -> Verdict:
         """The verdict on the first waiting request: room now, and an outlook worth starting for.
 
-        On an idle engine only room counts, so that the head can always start.
+        On an idle engine only room counts, so that the head can always start; so it does where a
+        less urgent one runs, which will be the first to yield.
         """
         verdict = self.has_room(request, draft)
-        if isinstance(verdict, Stop) or not self._queues.running:
+        running = self._queues.running
+        if isinstance(verdict, Stop) or not running or running[-1].order[0] > request.order[0]:
             return verdict
         if verdict.cost + self._limits.watermark_blocks > self._kv.pool.num_free:
             return Stop()
@@ -63,7 +65,7 @@ class Admission:
 
     def has_room(self, request: Request, draft: StepDraft) -> Verdict:
         """Whether seats, budget and blocks suffice at this moment."""
-        if draft.budget == 0 or self._must_settle(request):
+        if self._must_settle(request):
             return Stop()
         if not self._limits.chunked_prefill and not self._fits_whole(request, draft):
             return Stop()
@@ -77,7 +79,9 @@ class Admission:
         seats_short = max(0, taken + request.num_seats - self._limits.max_num_seqs)
         blocks_short = max(0, cost - self._kv.pool.num_free)
         if seats_short or blocks_short:
-            return Stop(blocks_short, seats_short)
+            return Stop(blocks_short, seats_short)  # whoever yields gives tokens back as well
+        if draft.budget == 0:
+            return Stop()
         if isinstance(request.state, Swapped):
             return BringBack(request.state.host, cost)
         assert probe is not None

@@ -103,12 +103,12 @@ class Limits:
     def blocks_for_group(self, num_prompt: int, num_tokens: int, num_branches: int) -> int:
         """Blocks of `num_branches` sequences of `num_tokens` that share `num_prompt`'s full blocks.
 
-        The one capacity function of start-up, admission and allocation: the partial last prompt
-        block is counted once a branch, because copy-on-write gives each its own.
+        The one capacity function of start-up, admission and allocation: beyond the prompt its
+        partial last block is counted once a branch, because copy-on-write gives each its own.
         """
-        if num_branches == 1:
+        if num_branches == 1 or num_tokens <= num_prompt:
             return self.blocks_for(num_tokens)
-        shared = min(num_prompt, num_tokens) // self.block_size
+        shared = num_prompt // self.block_size
         return shared + num_branches * (self.blocks_for(num_tokens) - shared)
 
     def longest_group(self, num_prompt: int, num_branches: int) -> int:
@@ -116,8 +116,8 @@ class Limits:
 
         The last sampled token needs no slot, hence the extra one.
         """
+        if self.blocks_for(num_prompt) > self.num_blocks:
+            return 0
         shared = num_prompt // self.block_size
         private = (self.num_blocks - shared) // num_branches
-        if private < 0 or (private == 0 and num_prompt % self.block_size):
-            return 0
-        return (shared + private) * self.block_size + 1
+        return max(num_prompt, (shared + private) * self.block_size) + 1

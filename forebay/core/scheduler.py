@@ -87,9 +87,10 @@ class Scheduler:
         frame = self.rooms.frames.pop(done.seq)
         self.rooms.kv.fences.drop_until(done.seq)
         effects: list[Effect] = []
-        for filled in done.filled:
-            self._note_hash(filled.seq_id, filled.index, filled.hash)
         stops = set(done.stops)
+        for filled in done.filled:
+            if filled.seq_id not in stops:  # whether a stop's own KV is written is left open
+                self._note_hash(filled.seq_id, filled.index, filled.hash)
         for seq in frame.sampling:
             if seq.finish is not None:
                 continue  # ended while this step was in flight: its token is dropped

@@ -67,8 +67,9 @@ class Ledger:
             self._join(join)
         for grow in step.grown:
             batch.grow(grow.seq_id, grow.blocks)
+        joined = {join.seq_id for join in step.joined}
         for copy in step.copies:
-            if isinstance(copy, Clone):
+            if isinstance(copy, Clone) and copy.seq_id not in joined:
                 self._clone(copy)
         return self._lay_out(step)
 

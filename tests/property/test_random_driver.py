@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from tests.support.driver import play, random_jobs, random_limits
+from tests.support.driver import play, random_workload
 
-NUM_WORKLOADS = int(os.environ.get("FOREBAY_RANDOM_WORKLOADS", "2400"))
+NUM_WORKLOADS = int(os.environ.get("FOREBAY_RANDOM_WORKLOADS", "2016"))
 CHUNKS = 24
 
 
@@ -15,9 +15,7 @@ CHUNKS = 24
 def test_every_request_ends_once_and_nothing_leaks(chunk: int) -> None:
     first = int(os.environ.get("FOREBAY_RANDOM_SEED", "0"))
     for at in range(chunk, NUM_WORKLOADS, CHUNKS):
-        rng = random.Random(first + at)
-        limits = random_limits(rng)
-        jobs = random_jobs(rng, rng.randint(1, 12))
+        limits, jobs = random_workload(random.Random(first + at))
         try:
             play(limits, jobs)
         except Exception as error:

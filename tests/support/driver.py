@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from forebay.block_hash import prompt_hashes
 from forebay.core.audit import audit, audit_step
@@ -193,7 +193,7 @@ class World:
         assert tally.preemptions_recompute == len(recomputes)
         assert tally.preemptions_swap == len(self.preempted) - len(recomputes)
         assert tally.tokens == sum(step.num_tokens for step in self.steps)
-        per_request = {rid: 0 for rid in self.requests}
+        per_request = dict.fromkeys(self.requests, 0)
         for event in self.preempted:
             per_request[event.request_id] += 1
         for rid, request in self.requests.items():
@@ -221,6 +221,27 @@ def play(limits: Limits, jobs: list[Job], max_turns: int = 10_000) -> World:
         world.turn()
     world.run(max_turns)
     return world
+
+
+def random_workload(rng: random.Random) -> tuple[Limits, list[Job]]:
+    """Limits and jobs. Every other workload is dense: groups, small steps, no block to spare."""
+    limits = random_limits(rng)
+    jobs = random_jobs(rng, rng.randint(1, 12))
+    if rng.random() < 0.5:
+        return limits, jobs
+    limits = replace(
+        limits,
+        num_blocks=rng.randint(12, 24),
+        block_size=4,
+        max_num_seqs=8,
+        max_num_batched_tokens=rng.choice([8, 8, 16]),
+        max_model_len=200,
+        watermark=0.0,
+        expected_output_share=0.0,
+    )
+    return limits, [
+        replace(job, n=rng.choice([1, 1, 2, 3]), prompt=job.prompt[:20]) for job in jobs
+    ]
 
 
 def random_limits(rng: random.Random) -> Limits:

@@ -82,7 +82,8 @@ class DefaultLoop:
             if draft.under_pressure and not self._is_urgent(req):
                 return  # admitting into a shortage only feeds the next eviction
             verdict = rooms.admission.decide(req, draft)
-            if isinstance(verdict, Stop) and self._evict_for(req, verdict, draft):
+            # again while it lacks room: a hit may cost a block once its last holder has yielded
+            while isinstance(verdict, Stop) and self._evict_for(req, verdict, draft):
                 verdict = rooms.admission.has_room(req, draft)
             match verdict:
                 case Start(probe=probe):
