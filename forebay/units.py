@@ -20,6 +20,9 @@ BlockId = NewType("BlockId", int)
 HostSlot = NewType("HostSlot", int)
 """A block-sized slot of the host pool, `0 <= slot < num_host_blocks`."""
 
+LoadId = NewType("LoadId", int)
+"""The number of a load from an external store, counted from 1."""
+
 MAX_BRANCHES = 8
 NANOS_PER_S = 1_000_000_000
 _MASK = (1 << 64) - 1

@@ -18,6 +18,7 @@ from forebay.core.gauges import Tally
 from forebay.core.kv import KvSpace, Probe
 from forebay.core.lifecycle import (
     Finished,
+    Loaded,
     Move,
     Queued,
     QueuedWhy,
@@ -51,16 +52,26 @@ class Actions:
 
     def start(self, request: Request, probe: Probe, draft: StepDraft) -> JoinKind:
         """Queued -> Running, with blocks for all its known tokens."""
-        kind = JoinKind.RESUMED if request.admitted_once else JoinKind.NEW
-        if not request.admitted_once:
-            request.admitted_once = True
-            request.queue_ns = Nanos(draft.now - request.spec.arrival_ns)
-            request.cached_tokens = len(probe.hits[0]) * self._kv.block_size
-            self.tally.cached_prompt_tokens += request.cached_tokens
-        request.prefill_until = request.live[0].known
+        kind = self._note_start(request, len(probe.hits[0]) * self._kv.block_size, draft)
         advance(request, Move.START, Running(), self._queues)
         self._kv.admit(request, probe)
         return kind
+
+    def start_loaded(self, request: Request, loaded: Loaded, draft: StepDraft) -> JoinKind:
+        """Loaded -> Running, with the blocks that it has."""
+        kind = self._note_start(request, loaded.num_hit_tokens, draft)
+        advance(request, Move.START, Running(), self._queues)
+        return kind
+
+    def _note_start(self, request: Request, num_cached: int, draft: StepDraft) -> JoinKind:
+        request.prefill_until = request.live[0].known
+        if request.admitted_once:
+            return JoinKind.RESUMED
+        request.admitted_once = True
+        request.queue_ns = Nanos(draft.now - request.spec.arrival_ns)
+        request.cached_tokens = num_cached
+        self.tally.cached_prompt_tokens += num_cached
+        return JoinKind.NEW
 
     def bring_back(self, request: Request, host: HostRun, draft: StepDraft) -> None:
         """Swapped -> Running; the copies run before this step computes."""
@@ -97,6 +108,7 @@ class Actions:
 
     def _drop_progress(self, request: Request) -> None:
         for seq in request.live:
+            self._kv.withdraw(seq)
             self._kv.release(seq, self._frames.last_with(seq))
             seq.computed = seq.published = 0
         request.epoch += 1

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from forebay.core.effects import Step
-from forebay.core.lifecycle import Finished, Queued, Running, Swapped
+from forebay.core.lifecycle import Finished, Loaded, Loading, Queued, Running, Swapped
 from forebay.core.policies import Intake
 from forebay.core.request import Request
 from forebay.core.scheduler import Scheduler
@@ -60,7 +60,7 @@ def _blocks(scheduler: Scheduler) -> Iterator[str]:
             held.update(seq.table.blocks)
             if len(set(seq.table.blocks)) != len(seq.table.blocks):
                 yield f"Q1: sequence {seq.id} has a block twice"
-    for hold in kv.fences.holds:
+    for hold in [*kv.fences.holds, *scheduler.rooms.loads.holds]:
         held.update(hold.blocks)
     for block in range(kv.pool.num_blocks):
         holds = kv.pool.num_holds(block)  # type: ignore[arg-type]  # all ids, by definition
@@ -85,11 +85,13 @@ def _host(scheduler: Scheduler) -> Iterator[str]:
 
 def _queues(scheduler: Scheduler) -> Iterator[str]:
     queues = scheduler.rooms.queues
-    for name in queues.disorder():
-        yield f"queue {name} is out of order"
+    yield from (f"queue {name} is out of order" for name in queues.disorder())
     for req in queues.waiting:
         if not isinstance(req.state, Queued | Swapped):
             yield f"request {req.id} waits in state {req.state}"
+    for req in queues.parked:
+        if not isinstance(req.state, Loading | Loaded):
+            yield f"request {req.id} is parked in state {req.state}"
     for req in queues.running:
         if not isinstance(req.state, Running):
             yield f"request {req.id} runs in state {req.state}"
@@ -103,7 +105,7 @@ def _request(scheduler: Scheduler, request: Request) -> Iterator[str]:
         if not 0 <= seq.computed <= seq.total or seq.pending < 0 or seq.total > seq.limit:
             yield f"sequence {seq.id} has impossible counters: {seq}"
         covered = len(seq.table.blocks) * limits.block_size
-        if isinstance(request.state, Running):
+        if isinstance(request.state, Running | Loading | Loaded):
             if seq.finish is None and covered < seq.computed:
                 yield f"Q7: sequence {seq.id} computed {seq.computed} tokens in {covered} slots"
         elif seq.table.blocks:
@@ -121,6 +123,6 @@ def _request(scheduler: Scheduler, request: Request) -> Iterator[str]:
 
 def _identity(scheduler: Scheduler) -> Iterator[str]:
     tally, queues = scheduler.tally, scheduler.rooms.queues
-    alive = len(queues.waiting) + len(queues.running)
+    alive = len(queues.waiting) + len(queues.parked) + len(queues.running)
     if tally.requests_arrived != tally.requests_refused + tally.requests_ended + alive:
         yield f"Q9: {tally.requests_arrived} arrived, but not all are accounted for"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from forebay.core.effects import Clone, Copy, JoinKind, Leave, Preempted
+from forebay.core.effects import Clone, Copy, JoinKind, Leave, Load, Preempted
 from forebay.core.limits import Limits
 from forebay.core.request import Request, Sequence
 from forebay.units import BlockId, Nanos
@@ -25,13 +25,16 @@ class StepDraft:
     yielded: list[Request] = field(default_factory=list)
     ignored: list[Request] = field(default_factory=list)
     """Given up by a loop that judges at admission."""
+    loads: list[Load] = field(default_factory=list)
     under_pressure: bool = False
     """Somebody found no block, whether or not anybody yielded for it."""
+    throttled: bool = False
+    """The driver asked to hold prefills back in this step."""
 
     @classmethod
-    def start(cls, limits: Limits, now: Nanos) -> "StepDraft":
+    def start(cls, limits: Limits, now: Nanos, *, throttled: bool = False) -> "StepDraft":
         """An empty step with the full budget."""
-        return cls(now=now, budget=limits.max_num_batched_tokens)
+        return cls(now=now, budget=limits.max_num_batched_tokens, throttled=throttled)
 
     def add(self, seq: Sequence, num_tokens: int) -> None:
         """Promises `num_tokens` tokens to a sequence."""

@@ -13,13 +13,16 @@ batch, its block table and how many tokens are computed. Applied in this order:
 
 Keys and values of all rows of a layer are written before any row of it attends, since a request
 may hit prefix blocks that another one fills in the same step.
+
+`loads` are not part of this order: they run beside it, from when the step is handed over until
+`LoadDone` or `LoadFailed` is reported, and write only blocks that no step in flight touches.
 """
 
 from dataclasses import dataclass, field
 from enum import Enum
 
 from forebay.core.events import FinishReason
-from forebay.units import BlockId, HostSlot, Nanos, RequestId, SeqId, StepSeq
+from forebay.units import BlockId, HostSlot, LoadId, Nanos, RequestId, SeqId, StepSeq
 
 
 class JoinKind(Enum):
@@ -135,6 +138,21 @@ class Clone:
 Copy = SwapOut | SwapIn | Clone
 
 
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Load:
+    """Bring `num_tokens` tokens of KV, from position `start` of a prompt on, into `blocks`.
+
+    `start` is the first position of `blocks[0]`; the last block may be filled in part. The row
+    joins the batch later, with a table that contains the blocks.
+    """
+
+    load_id: LoadId
+    seq_id: SeqId
+    start: int
+    num_tokens: int
+    blocks: tuple[BlockId, ...]
+
+
 @dataclass(slots=True, frozen=True)
 class Preempted:
     """The executor and the metrics are told who yielded, how, why and how much it freed."""
@@ -152,7 +170,7 @@ class Step:
     """One planned step; see the module docstring for the order of its parts.
 
     `num_tokens`: tokens computed by all rows. `num_rows`: rows that compute at least one token.
-    A step may compute nothing and only bring leaves or copies.
+    A step may compute nothing and only bring leaves, copies or loads.
     """
 
     seq: StepSeq
@@ -167,6 +185,7 @@ class Step:
     idle: list[SeqId] = field(default_factory=list)
     forks: list[Fork] = field(default_factory=list)
     preempted: list[Preempted] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

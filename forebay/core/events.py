@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from forebay.units import Nanos, RequestId, SeqId, StepSeq
+from forebay.units import LoadId, Nanos, RequestId, SeqId, StepSeq
 
 
 class FinishReason(Enum):
@@ -44,6 +44,8 @@ class Arrive:
     runs_to_limit: bool = False
     """No stop can end it early (`ignore_eos`): its length is known in advance."""
     block_hashes: tuple[bytes, ...] = ()
+    external_tokens: int = 0
+    """Leading prompt tokens whose KV an external store holds and can load."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -77,4 +79,18 @@ class StepDone:
     filled: tuple[BlockFilled, ...] = field(default=())
 
 
-Event = Arrive | Abort | StepDone
+@dataclass(slots=True, frozen=True)
+class LoadDone:
+    """A load that a step ordered is complete: its blocks are written."""
+
+    load_id: LoadId
+
+
+@dataclass(slots=True, frozen=True)
+class LoadFailed:
+    """A load came to nothing; nothing writes its blocks any more."""
+
+    load_id: LoadId
+
+
+Event = Arrive | Abort | StepDone | LoadDone | LoadFailed

@@ -48,8 +48,14 @@ def _shape_fault(spec: Arrive, limits: Limits) -> str | None:
         return "the prompt is empty: at least one token is needed"
     if spec.max_tokens < 1:
         return f"max_tokens is {spec.max_tokens}: at least 1 is needed"
-    if not 1 <= spec.num_branches <= MAX_BRANCHES:
-        return f"n is {spec.num_branches}: 1 to {MAX_BRANCHES} sequences are possible"
+    if not 1 <= spec.num_branches <= min(MAX_BRANCHES, limits.max_branches):
+        most = min(MAX_BRANCHES, limits.max_branches)
+        return f"n is {spec.num_branches}: at most {most} sequence(s) are possible, at least 1"
+    if spec.external_tokens and (spec.num_branches > 1 or spec.external_tokens > spec.num_prompt):
+        return (
+            f"external_tokens is {spec.external_tokens}: only a single sequence can be loaded, "
+            f"and at most its {spec.num_prompt} prompt tokens"
+        )
     if spec.num_branches > limits.max_num_seqs:
         return f"n is {spec.num_branches}, more than max_num_seqs {limits.max_num_seqs}"
     if spec.num_branches > limits.max_num_batched_tokens:

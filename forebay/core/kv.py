@@ -8,12 +8,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from forebay.core.blocks import BlockPool, Hold
+from forebay.core.duplicates import build_index
 from forebay.core.effects import Clone, SwapIn, SwapOut
 from forebay.core.events import FinishReason
 from forebay.core.fences import Fences
 from forebay.core.limits import Fencing, Limits
-from forebay.core.policies import HostLeak, SwapSpan
-from forebay.core.prefix import PrefixIndex
+from forebay.core.policies import Granting, HostLeak, SwapSpan, UndoneBlocks
 from forebay.core.request import Request, Sequence
 from forebay.core.swap import HostPool, HostRun
 from forebay.units import BlockId, StepSeq
@@ -35,7 +35,7 @@ class KvSpace:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self.index = PrefixIndex()
+        self.index = build_index(limits.rules)
         self.pool = BlockPool(limits.num_blocks, self.index)
         self.host = HostPool(limits.num_host_blocks)
         self.fences = Fences(self.pool)
@@ -73,10 +73,12 @@ class KvSpace:
         """The partial block that the next token is written into, if others may share it.
 
         While a forked group is replayed, the leading sequence writes the blocks that its branches
-        wait for, in place.
+        wait for, in place. A published block is only ever written again with what it contains.
         """
         at, offset = divmod(seq.computed, self._limits.block_size)
-        if offset == 0 or at >= len(seq.table.blocks) or seq.computed < request.shared_tokens:
+        if offset == 0 or at >= len(seq.table.blocks) or at < seq.published:
+            return None
+        if seq.computed < request.shared_tokens:
             return None
         return seq.table.blocks[at]
 
@@ -111,7 +113,8 @@ class KvSpace:
         return Probe(hits, cost + len(revived))
 
     def admit(self, request: Request, probe: Probe) -> None:
-        """Gives an admitted request blocks for all its known tokens, hits first.
+        """Gives an admitted request blocks for all its known tokens, hits first; by-chunk
+        granting stops after the hits.
 
         Progress starts at the hits. Branches of a forked group start behind the shared blocks.
         """
@@ -134,7 +137,12 @@ class KvSpace:
         request.shared_tokens = shared * self._limits.block_size
 
     def _fill(self, seq: Sequence) -> None:
-        wanted = self._limits.blocks_for(seq.known)
+        if self._limits.rules.granting is Granting.ALL_KNOWN:
+            self.extend(seq, seq.known)
+
+    def extend(self, seq: Sequence, num_tokens: int) -> None:
+        """Gives a sequence's table blocks for `num_tokens` tokens from its start."""
+        wanted = self._limits.blocks_for(num_tokens)
         self.pool.take(seq.table, max(0, wanted - len(seq.table.blocks)))
 
     def _shared_prompt_blocks(self, request: Request) -> int:
@@ -171,6 +179,12 @@ class KvSpace:
         for at in range(seq.published, filled):
             self.index.publish(seq.table.blocks[at], seq.hashes[at])
         seq.published = max(seq.published, filled)
+
+    def withdraw(self, seq: Sequence) -> None:
+        """Blocks that a step in the making was to fill, and now will not, cannot be found."""
+        if self._limits.rules.undone_blocks is UndoneBlocks.WITHDRAWN:
+            for at in range(seq.computed // self._limits.block_size, seq.published):
+                self.index.forget(seq.table.blocks[at])
 
     # -- swap --------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from forebay.core.events import FinishReason
 from forebay.core.swap import HostRun
 from forebay.errors import InvariantError
+from forebay.units import LoadId
 
 if TYPE_CHECKING:
     from forebay.core.queues import Queues
@@ -22,6 +23,8 @@ class Phase(Enum):
     QUEUED = "Queued"
     RUNNING = "Running"
     SWAPPED = "Swapped"
+    LOADING = "Loading"
+    LOADED = "Loaded"
     FINISHED = "Finished"
 
 
@@ -32,6 +35,9 @@ class Move(Enum):
     YIELD_RECOMPUTE = "Yielded(RECOMPUTE)"
     YIELD_SWAP = "Yielded(SWAP)"
     SWAP_IN = "SwapIn"
+    ORDER_LOAD = "OrderLoad"
+    LOAD_DONE = "LoadDone"
+    LOAD_FAILED = "LoadFailed"
     END = "End"
 
 
@@ -40,6 +46,7 @@ class QueuedWhy(Enum):
 
     NEW = "new"
     PREEMPTED = "preempted"
+    LOAD_FAILED = "load_failed"
 
 
 @dataclass(slots=True, frozen=True)
@@ -66,6 +73,24 @@ class Swapped:
 
 
 @dataclass(slots=True, frozen=True)
+class Loading:
+    """Holds device blocks that an external store is filling; takes no place in the batch."""
+
+    load_id: LoadId
+    phase = Phase.LOADING
+
+
+@dataclass(slots=True, frozen=True)
+class Loaded:
+    """Its load is complete; holds device blocks and waits for a place in the batch."""
+
+    load_id: LoadId
+    num_hit_tokens: int
+    """Of its computed tokens, those found in the prefix cache before the load."""
+    phase = Phase.LOADED
+
+
+@dataclass(slots=True, frozen=True)
 class Finished:
     """Holds nothing, for ever."""
 
@@ -73,16 +98,22 @@ class Finished:
     phase = Phase.FINISHED
 
 
-State = Queued | Running | Swapped | Finished
+State = Queued | Running | Swapped | Loading | Loaded | Finished
 
 ALLOWED: dict[tuple[Phase, Move], Phase] = {
     (Phase.QUEUED, Move.START): Phase.RUNNING,
     (Phase.RUNNING, Move.YIELD_RECOMPUTE): Phase.QUEUED,
     (Phase.RUNNING, Move.YIELD_SWAP): Phase.SWAPPED,
     (Phase.SWAPPED, Move.SWAP_IN): Phase.RUNNING,
+    (Phase.QUEUED, Move.ORDER_LOAD): Phase.LOADING,
+    (Phase.LOADING, Move.LOAD_DONE): Phase.LOADED,
+    (Phase.LOADING, Move.LOAD_FAILED): Phase.QUEUED,
+    (Phase.LOADED, Move.START): Phase.RUNNING,
     (Phase.QUEUED, Move.END): Phase.FINISHED,
     (Phase.RUNNING, Move.END): Phase.FINISHED,
     (Phase.SWAPPED, Move.END): Phase.FINISHED,
+    (Phase.LOADING, Move.END): Phase.FINISHED,
+    (Phase.LOADED, Move.END): Phase.FINISHED,
 }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from forebay.core.policies import Preset, Rules
-from forebay.units import div_ceil
+from forebay.units import MAX_BRANCHES, div_ceil
 
 
 class Policy(Enum):
@@ -90,11 +90,15 @@ class Limits:
     costs: Costs = field(default_factory=Costs)
     preset: Preset = Preset.FOREBAY
     rules: Rules = field(default_factory=Rules)
+    reserve_full_prompt: bool = True
+    """By-chunk granting only: admit if all known tokens fit, not just the first chunk."""
+    max_branches: int = MAX_BRANCHES
+    """Most sequences of one request."""
 
     @property
     def watermark_blocks(self) -> int:
         """Blocks kept free by the watermark, rounded down."""
-        return int(self.watermark * self.num_blocks)
+        return int(self.watermark * (self.num_blocks + self.rules.watermark_spare_blocks))
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens of one sequence."""

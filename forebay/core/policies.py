@@ -23,9 +23,56 @@ class QueueRule(Enum):
 
     ONE_ORDER = "one_order"
     """Both by (priority, arrival, id)."""
+    BY_ADMISSION = "by_admission"
+    """Running in order of admission. Waiting in order of arrival, but victims at the head, the
+    latest first; under the priority policy by (priority, arrival, id)."""
     THREE_QUEUES = "three_queues"
     """Waiting, running and swapped each in the order of entering; victims that are recomputed go
     to the head of waiting when the step is planned, the latest first (vLLM V0)."""
+
+
+class Granting(Enum):
+    """When a prompt that is computed in chunks gets its blocks."""
+
+    ALL_KNOWN = "all_known"
+    """All at admission, so a prefill in progress never lacks one."""
+    BY_CHUNK = "by_chunk"
+    """Chunk by chunk."""
+
+
+class Publishing(Enum):
+    """When a block that a step fills becomes findable."""
+
+    STEP = "step"
+    """When the step is planned to its end, or once a generated token's hash is reported."""
+    GRANT = "grant"
+    """At once when its tokens are promised, and not before: a later request of the step hits it."""
+
+
+class Duplicates(Enum):
+    """Which of several blocks with equal content the prefix cache knows."""
+
+    FIRST = "first"
+    ALL = "all"
+    """All; the first published is found, then the next one."""
+
+
+class UndoneBlocks(Enum):
+    """What becomes of blocks that were findable already when their tokens were taken back."""
+
+    WITHDRAWN = "withdrawn"
+    STAY_FINDABLE = "stay_findable"
+    """vLLM 0.25.1: a later hit takes them for computed, and reads what nobody wrote."""
+
+
+class CursorRule(Enum):
+    """Where the walk through the running list goes on after a victim left it."""
+
+    EXACT = "exact"
+    """With the request after the one that asked."""
+    VLLM_0_25 = "vllm_0_25"
+    """The cursor steps back only for victims that had tokens in this step: behind any other that
+    stood before it, one request is passed over."""
 
 
 class Intake(Enum):
@@ -102,6 +149,13 @@ class Rules:
     """One answer to each question."""
 
     queues: QueueRule = QueueRule.ONE_ORDER
+    granting: Granting = Granting.ALL_KNOWN
+    publishing: Publishing = Publishing.STEP
+    duplicates: Duplicates = Duplicates.FIRST
+    undone_blocks: UndoneBlocks = UndoneBlocks.WITHDRAWN
+    cursor: CursorRule = CursorRule.EXACT
+    watermark_spare_blocks: int = 0
+    """Blocks that the watermark's share counts beyond the usable ones (vLLM: its null block)."""
     intake: Intake = Intake.JUDGE
     start: StartRule = StartRule.OUTLOOK
     urgency: Urgency = Urgency.EVICTS

@@ -13,7 +13,7 @@ def order_of(request: Request) -> tuple[int, int, int]:
 
 
 class Queues:
-    """Sorted lists of waiting (queued or swapped) and running requests.
+    """Sorted lists of waiting (queued or swapped), parked (loads) and running requests.
 
     Only `lifecycle.advance` and the first insertion by the scheduler change them. Order is by
     (priority, arrival, id); a preempted request keeps its order and so comes before all that
@@ -23,6 +23,8 @@ class Queues:
     def __init__(self) -> None:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self.parked: list[Request] = []
+        """Loads under way, and complete ones that have no place in the batch yet."""
         self.num_swapped = 0
 
     def insert(self, request: Request) -> None:
@@ -45,10 +47,12 @@ class Queues:
         del members[at]
         self.num_swapped -= phase is Phase.SWAPPED
 
-    def disorder(self) -> list[str]:
-        """Names of queues that are out of order."""
-        both = (("waiting", self.waiting), ("running", self.running))
-        return [name for name, members in both if members != sorted(members, key=order_of)]
-
     def _list(self, phase: Phase) -> list[Request]:
-        return self.running if phase is Phase.RUNNING else self.waiting
+        if phase is Phase.RUNNING:
+            return self.running
+        return self.parked if phase in (Phase.LOADING, Phase.LOADED) else self.waiting
+
+    def disorder(self) -> list[str]:
+        """Names of queues that are out of order, for the audit."""
+        named = (("waiting", self.waiting), ("parked", self.parked), ("running", self.running))
+        return [name for name, members in named if members != sorted(members, key=order_of)]

@@ -73,6 +73,8 @@ class Request:
     cached_tokens: int = 0
     swapped_blocks: int = 0
     admitted_once: bool = False
+    load_failed: bool = False
+    """It computes its whole prompt itself from now on."""
     queue_ns: Nanos | None = None
     """From arrival to the first admission."""
 

@@ -7,12 +7,14 @@ from forebay.core.admission import Admission
 from forebay.core.frames import Frames
 from forebay.core.kv import KvSpace
 from forebay.core.limits import Limits
+from forebay.core.loads import Loads
 from forebay.core.order import build_queues
 from forebay.core.outlook import Outlook, Prospects
 from forebay.core.policies import StartRule
 from forebay.core.pressure import Pressure
 from forebay.core.queues import Queues
 from forebay.core.reserve import ReserveToLimit
+from forebay.core.throttle import Throttle
 from forebay.core.token_ratio import TokenRatio
 from forebay.core.victims import Victims
 
@@ -30,6 +32,8 @@ class Rooms:
     admission: Admission
     actions: Actions
     pressure: Pressure
+    loads: Loads
+    throttle: Throttle
 
     @classmethod
     def build(cls, limits: Limits) -> "Rooms":
@@ -49,6 +53,8 @@ class Rooms:
             admission=Admission(limits, kv, queues, outlook),
             actions=Actions(kv, queues, frames, victims),
             pressure=Pressure(limits.pressure),
+            loads=Loads(kv, queues),
+            throttle=Throttle(),
         )
 
 

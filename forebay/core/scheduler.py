@@ -15,12 +15,21 @@ from typing import assert_never
 from forebay.core import intake
 from forebay.core.draft import StepDraft
 from forebay.core.effects import Chunk, Effect, Fork, Grow, Join, Refuse, Step
-from forebay.core.events import Abort, Arrive, Event, FinishReason, StepDone
+from forebay.core.events import (
+    Abort,
+    Arrive,
+    Event,
+    FinishReason,
+    LoadDone,
+    LoadFailed,
+    StepDone,
+)
 from forebay.core.frames import Frame
 from forebay.core.gauges import Gauges, Tally
 from forebay.core.lifecycle import Running
 from forebay.core.limits import Limits
 from forebay.core.loops import build_loop
+from forebay.core.policies import Publishing
 from forebay.core.request import Request, Sequence, add_branches, every_sequence
 from forebay.core.rooms import Rooms
 from forebay.errors import InvariantError
@@ -49,6 +58,12 @@ class Scheduler:
                 return self._end_all(self.requests.get(request_id), reason, now)
             case StepDone():
                 return self._on_step_done(event, now)
+            case LoadDone(load_id=load_id):
+                self.rooms.loads.done(load_id)
+                return []
+            case LoadFailed(load_id=load_id):
+                self.rooms.loads.failed(load_id)
+                return []
             case _:
                 assert_never(event)
 
@@ -112,7 +127,8 @@ class Scheduler:
         for seq in request.live:
             if seq.id == seq_id and index == len(seq.hashes):
                 seq.hashes.append(digest)
-                if isinstance(request.state, Running):
+                at_once = self.limits.rules.publishing is Publishing.STEP
+                if at_once and isinstance(request.state, Running):
                     self.rooms.kv.publish(seq, seq.computed)
 
     def _end(
@@ -131,15 +147,18 @@ class Scheduler:
 
     # -- what to do --------------------------------------------------------------------
 
-    def plan(self, now: Nanos) -> Step | None:
-        """Decides the next step. None: nothing can start now, or enough steps are in flight."""
+    def plan(self, now: Nanos, *, throttled: bool = False) -> Step | None:
+        """Decides the next step. None: nothing can start now, or enough steps are in flight.
+
+        `throttled` asks to hold prefills back in this step; see `throttle`.
+        """
         if self.rooms.frames.is_full:
             return None
-        draft = StepDraft.start(self.limits, now)
+        draft = StepDraft.start(self.limits, now, throttled=throttled)
         self._loop.plan(draft)
         for request in draft.ignored:
             del self.requests[request.id]
-        if not (draft.planned or draft.copies or draft.preempted):
+        if not (draft.planned or draft.copies or draft.preempted or draft.loads):
             return None
         return self._commit(draft)
 
@@ -154,6 +173,7 @@ class Scheduler:
             ended=actions.ended,
             copies=draft.copies,
             preempted=draft.preempted,
+            loads=draft.loads,
         )
         actions.leaving, actions.ended = [], []
         self._join_rows(draft, step)
@@ -229,8 +249,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request has not ended, or has without anybody having been told."""
-        return bool(self.requests or self.rooms.actions.told)
+        """Whether any request has not ended, a load is under way, or an end is still untold."""
+        return bool(self.requests) or len(self.rooms.loads) > 0 or bool(self.rooms.actions.told)
 
     @property
     def num_in_flight(self) -> int:

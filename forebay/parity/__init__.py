@@ -1,1 +1,1 @@
-"""Replays recorded decisions of reference schedulers and names the first one that differs."""
+"""Replays recorded decisions of reference schedulers through the core, and tells what differs."""

@@ -1,0 +1,44 @@
+"""Are prefills held back in this step? For engines that keep their steps short together.
+
+Source: the prefill throttle of vLLM 0.25.1. A driver asks for it step by step; it is refused
+while requests wait for capacity (saturation: holding back would only delay them) and where
+nobody decodes, since then there is nothing to protect.
+"""
+
+from collections.abc import Iterable
+
+from forebay.core.draft import StepDraft
+from forebay.core.request import Request, Sequence
+
+
+class Throttle:
+    """Remembers whether the engine was saturated, and who is in the middle of a prefill."""
+
+    def __init__(self) -> None:
+        self.capacity_bound = False
+        """Whether requests were left waiting by the last step that could admit."""
+        self._in_prefill: dict[Sequence, None] = {}
+
+    def defers(self, draft: StepDraft, running: Iterable[Request]) -> bool:
+        """Whether this step holds prefills back."""
+        asked = draft.throttled and not self.capacity_bound
+        return asked and any(not self.in_prefill(request) for request in running)
+
+    def in_prefill(self, request: Request) -> bool:
+        """Whether its last step left known tokens uncomputed."""
+        return any(seq in self._in_prefill for seq in request.live)
+
+    def note(self, draft: StepDraft, num_waiting: int, *, deferred: bool) -> None:
+        """The step is planned. `num_waiting` does not count parked requests."""
+        if not (deferred or draft.preempted):
+            self.capacity_bound = num_waiting > 0
+        for request in draft.yielded:
+            for seq in request.live:
+                self._in_prefill.pop(seq, None)
+        for seq, num_tokens in draft.planned.items():
+            if seq.computed + num_tokens < seq.total:
+                self._in_prefill[seq] = None
+            else:
+                self._in_prefill.pop(seq, None)
+        for seq in [seq for seq in self._in_prefill if seq.finish is not None]:
+            del self._in_prefill[seq]

@@ -1,0 +1,6 @@
+"""The forms of scenario that can be replayed."""
+
+from forebay.parity.replay import Kind
+from forebay.parity.vllm_v1 import VllmV1Replay
+
+KINDS = (Kind("vllm-v1", "vllm 0.25.1 v1 Scheduler", VllmV1Replay),)
