@@ -56,6 +56,8 @@ def _shape_fault(spec: Arrive, limits: Limits) -> str | None:
             f"external_tokens is {spec.external_tokens}: only a single sequence can be loaded, "
             f"and at most its {spec.num_prompt} prompt tokens"
         )
+    if limits.rules.intake is Intake.TAKE_ALL:
+        return None
     if spec.num_branches > limits.max_num_seqs:
         return f"n is {spec.num_branches}, more than max_num_seqs {limits.max_num_seqs}"
     if spec.num_branches > limits.max_num_batched_tokens:

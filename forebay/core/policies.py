@@ -95,6 +95,16 @@ class SwapSpan(Enum):
     """The whole table, also what a half-computed prompt has not reached (vLLM V0)."""
 
 
+class GrowthCheck(Enum):
+    """How many free blocks a running request must find before it gets its tokens."""
+
+    MISSING = "missing"
+    """As many as it takes."""
+    ONE_EACH = "one_each"
+    """One for each of its sequences, even if none will be used (vLLM V0). A chunked prompt that
+    fills the pool evicts itself for ever."""
+
+
 class HostLeak(Enum):
     """What becomes of the host blocks of a swapped request that is given up."""
 
@@ -159,6 +169,7 @@ class Rules:
     intake: Intake = Intake.JUDGE
     start: StartRule = StartRule.OUTLOOK
     urgency: Urgency = Urgency.EVICTS
+    growth: GrowthCheck = GrowthCheck.MISSING
     swap_span: SwapSpan = SwapSpan.COMPUTED
     swap_in_size: SwapInSize = SwapInSize.CHUNK
     host_leak: HostLeak = HostLeak.NONE

@@ -8,7 +8,7 @@ from enum import Enum
 
 from forebay.core.kv import KvSpace
 from forebay.core.limits import Limits
-from forebay.core.policies import PromptDelay
+from forebay.core.policies import GrowthCheck, PromptDelay
 from forebay.core.request import Request
 from forebay.core.swap import HostRun
 from forebay.units import Nanos
@@ -38,8 +38,16 @@ class Space:
         return self._now(cost)
 
     def can_append(self, request: Request) -> bool:
-        """Whether each running sequence could have one free block, even if none will be used."""
-        return len(request.live) <= self._kv.pool.num_free
+        """Whether a running group may go on, judged as the rules say.
+
+        A group that is computed again, which the reference cannot do, is judged by what it takes:
+        evicting itself half-way it would never get any further.
+        """
+        replays = request.forked and request.is_prefilling
+        if self._limits.rules.growth is GrowthCheck.ONE_EACH and not replays:
+            return len(request.live) <= self._kv.pool.num_free
+        missing = sum(self._kv.missing(request, seq, seq.to_compute) for seq in request.live)
+        return missing <= self._kv.pool.num_free
 
     def can_swap_in(self, request: Request, host: HostRun) -> Alloc:
         """Whether a swapped group's distinct blocks fit, and one more for each sequence.
