@@ -84,7 +84,7 @@ class Actions:
         """Running -> Queued or Swapped. All that it got in this step is handed back."""
         draft.undo(request)
         how = self._victims.how(request)
-        freed = self._kv.num_freed_by(request)
+        freed = self._kv.num_freed_by([request])
         tokens = sum(seq.computed for seq in request.live)
         kind = LeaveKind.SWAP if how is Yield.SWAP else LeaveKind.RECOMPUTE
         draft.left.extend(self._leave(seq, kind) for seq in request.live if seq.id in self.batch)
@@ -94,7 +94,6 @@ class Actions:
             self.tally.swaps_without_room += self._victims.lacks_host_room(request)
             self._drop_progress(request)
         request.num_preemptions += 1
-        draft.yielded.append(request)
         draft.preempted.append(Preempted(request.id, how, cause, freed, tokens))
 
     def _swap_out(self, request: Request, draft: StepDraft) -> None:
@@ -111,7 +110,6 @@ class Actions:
             self._kv.withdraw(seq)
             self._kv.release(seq, self._frames.last_with(seq))
             seq.computed = seq.published = 0
-        request.epoch += 1
         request.shared_tokens = 0
         self.tally.preemptions_recompute += 1
         advance(request, Move.YIELD_RECOMPUTE, Queued(QueuedWhy.PREEMPTED), self._queues)

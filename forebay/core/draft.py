@@ -22,7 +22,6 @@ class StepDraft:
     left: list[Leave] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
     preempted: list[Preempted] = field(default_factory=list)
-    yielded: list[Request] = field(default_factory=list)
     ignored: list[Request] = field(default_factory=list)
     """Given up by a loop that judges at admission."""
     loads: list[Load] = field(default_factory=list)
@@ -47,6 +46,13 @@ class StepDraft:
             self.grown.setdefault(seq, []).extend(blocks)
         if clone is not None:
             self.copies.append(clone)
+
+    def take_back(self, seq: Sequence) -> None:
+        """A sequence waits a step after all; its tokens go back to the budget.
+
+        Only for those whose table did not grow for it.
+        """
+        self.budget += self.planned.pop(seq)
 
     def undo(self, request: Request) -> None:
         """A victim leaves no trace: its tokens and budget come back.

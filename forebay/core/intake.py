@@ -50,7 +50,7 @@ def _shape_fault(spec: Arrive, limits: Limits) -> str | None:
         return f"max_tokens is {spec.max_tokens}: at least 1 is needed"
     if not 1 <= spec.num_branches <= min(MAX_BRANCHES, limits.max_branches):
         most = min(MAX_BRANCHES, limits.max_branches)
-        return f"n is {spec.num_branches}: at most {most} sequence(s) are possible, at least 1"
+        return f"n is {spec.num_branches}: 1 to {most} sequences are possible"
     if spec.external_tokens and (spec.num_branches > 1 or spec.external_tokens > spec.num_prompt):
         return (
             f"external_tokens is {spec.external_tokens}: only a single sequence can be loaded, "

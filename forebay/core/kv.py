@@ -152,12 +152,16 @@ class KvSpace:
 
     # -- release -----------------------------------------------------------------------
 
-    def num_freed_by(self, request: Request) -> int:
-        """Blocks that only this request holds: what yielding would free, now or past a fence."""
+    def num_freed_by(self, requests: Seq[Request]) -> int:
+        """Blocks that only these requests hold between them: sharers free nothing one by one.
+
+        They become free now, or past a fence.
+        """
         held: dict[BlockId, int] = {}
-        for seq in request.live:
-            for block in seq.table.blocks:
-                held[block] = held.get(block, 0) + 1
+        for request in requests:
+            for seq in request.live:
+                for block in seq.table.blocks:
+                    held[block] = held.get(block, 0) + 1
         return sum(1 for block, count in held.items() if self.pool.num_holds(block) == count)
 
     def release(self, seq: Sequence, last_step: StepSeq | None) -> None:

@@ -46,7 +46,8 @@ class Publishing(Enum):
     STEP = "step"
     """When the step is planned to its end, or once a generated token's hash is reported."""
     GRANT = "grant"
-    """At once when its tokens are promised, and not before: a later request of the step hits it."""
+    """At once when its tokens are promised, as far as they are known; for those that were still
+    in flight then, when they come back."""
 
 
 class Duplicates(Enum):

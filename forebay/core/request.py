@@ -60,8 +60,6 @@ class Request:
     """The one total order of admission and (reversed) of yielding: smaller goes first."""
     sequences: list[Sequence]
     state: State = field(default_factory=lambda: Queued(QueuedWhy.NEW))
-    epoch: int = 0
-    """Rises whenever progress is reset."""
     forked: bool = False
     shared_tokens: int = 0
     """While a forked group is recomputed: what its branches wait for the first one to compute."""

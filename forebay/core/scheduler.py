@@ -112,12 +112,19 @@ class Scheduler:
             seq.pending -= 1
             seq.known += 1
             request = self.requests[request_of(seq.id)]
+            self._note_token(request, seq)
             if seq.id in stops:
                 self.rooms.outlook.note_stopped(seq.known - request.spec.num_prompt)
                 effects += self._end(request, seq, FinishReason.STOP, now)
             elif seq.known >= seq.limit:
                 effects += self._end(request, seq, request.limit_reason, now)
         return effects
+
+    def _note_token(self, request: Request, seq: Sequence) -> None:
+        """A token came back; under by-grant publishing a block may have waited for it."""
+        by_grant = self.limits.rules.publishing is Publishing.GRANT
+        if by_grant and isinstance(request.state, Running):
+            self.rooms.kv.publish(seq, seq.computed - seq.pending)
 
     def _note_hash(self, seq_id: SeqId, index: int, digest: bytes) -> None:
         """A block of generated tokens is known in full; it may already be computed in full."""

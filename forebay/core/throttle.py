@@ -25,20 +25,19 @@ class Throttle:
         return asked and any(not self.in_prefill(request) for request in running)
 
     def in_prefill(self, request: Request) -> bool:
-        """Whether its last step left known tokens uncomputed."""
+        """Whether its latest chunk leaves known tokens uncomputed."""
         return any(seq in self._in_prefill for seq in request.live)
 
-    def note(self, draft: StepDraft, num_waiting: int, *, deferred: bool) -> None:
+    def note_chunk(self, seq: Sequence, num_tokens: int) -> None:
+        """A sequence was promised tokens in this step."""
+        if seq.computed + num_tokens < seq.total:
+            self._in_prefill[seq] = None
+        else:
+            self._in_prefill.pop(seq, None)
+
+    def note_step(self, draft: StepDraft, num_waiting: int, *, deferred: bool) -> None:
         """The step is planned. `num_waiting` does not count parked requests."""
         if not (deferred or draft.preempted):
             self.capacity_bound = num_waiting > 0
-        for request in draft.yielded:
-            for seq in request.live:
-                self._in_prefill.pop(seq, None)
-        for seq, num_tokens in draft.planned.items():
-            if seq.computed + num_tokens < seq.total:
-                self._in_prefill[seq] = None
-            else:
-                self._in_prefill.pop(seq, None)
         for seq in [seq for seq in self._in_prefill if seq.finish is not None]:
             del self._in_prefill[seq]

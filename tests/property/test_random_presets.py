@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from forebay.core.limits import Limits, PreemptionMode
+from forebay.core.limits import Limits
 from forebay.core.policies import GrowthCheck, SwapInSize
 from forebay.core.presets import no_evict, ratio, vllm_v0
 from tests.support.driver import World, play, random_jobs, random_limits
@@ -18,9 +18,7 @@ CHUNKS = 8
 def v0_limits(rng: random.Random) -> Limits:
     """V0 as it is, but for its two ways to wait for ever: they are told apart below."""
     limits = vllm_v0(random_limits(rng), delay_factor=rng.choice([0.0, 0.0, 0.5, 3.0]))
-    rules = replace(
-        limits.rules, swap_in_size=SwapInSize.CHUNK, growth=GrowthCheck.MISSING
-    )
+    rules = replace(limits.rules, swap_in_size=SwapInSize.CHUNK, growth=GrowthCheck.MISSING)
     return replace(limits, rules=rules, watermark=0.0)
 
 

@@ -81,6 +81,8 @@ class DefaultLoop:
             req = rooms.queues.waiting[0]
             if draft.under_pressure and not self._is_urgent(req):
                 return  # admitting into a shortage only feeds the next eviction
+            if draft.budget == 0 and self._is_urgent(req):
+                self._take_budget_for(req, draft)
             verdict = rooms.admission.decide(req, draft)
             # again while it lacks room: a hit may cost a block once its last holder has yielded
             while isinstance(verdict, Stop) and self._evict_for(req, verdict, draft):
@@ -100,6 +102,18 @@ class DefaultLoop:
             return False
         running = self._rooms.queues.running
         return bool(running) and req.order[0] < running[-1].order[0]
+
+    def _take_budget_for(self, req: Request, draft: StepDraft) -> None:
+        """Prompt chunks of strictly less urgent requests wait a step for a more urgent one.
+
+        All their blocks are theirs since admission, so there is nothing else to undo.
+        """
+        for other in reversed(self._rooms.queues.running):
+            if other.order[0] <= req.order[0]:
+                return
+            for seq in other.live:
+                if draft.planned.get(seq, 0) > 1:
+                    draft.take_back(seq)
 
     def _evict_for(self, req: Request, stop: Stop, draft: StepDraft) -> bool:
         """Whether strictly less urgent requests yielded for a waiting one that lacks only room."""

@@ -40,7 +40,7 @@ class RatioLoop(DefaultLoop):
         running = self._rooms.queues.running
         ending = [req for req in running if all(seq.total >= seq.limit for seq in req.live)]
         kv = self._rooms.kv
-        self._coming = kv.fences.num_returning + sum(kv.num_freed_by(req) for req in ending)
+        self._coming = kv.fences.num_returning + kv.num_freed_by(ending)
         while len(running) > 1 and self._shortage() > self._coming:
             # the latest among equals, hence reversed
             victim = min((req for req in reversed(running) if req not in ending), key=_loss)

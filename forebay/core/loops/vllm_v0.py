@@ -57,13 +57,13 @@ class VllmV0Loop:
         if not self._queues.swapped:
             prompts = self._start_prompts(before.not_reached, draft)
         ran = before if prompts else self._run(draft)
-        back = Pass() if prompts or draft.yielded else self._bring_back(draft)
+        back = Pass() if prompts or draft.preempted else self._bring_back(draft)
         self._settle(prompts, ran, back)
 
     def _plan_chunked(self, draft: StepDraft) -> None:
         """Running groups, then swap-ins if nobody yielded, then prompts in any case."""
         ran = self._run(draft)
-        back = Pass() if draft.yielded else self._bring_back(draft)
+        back = Pass() if draft.preempted else self._bring_back(draft)
         # What the reference's delay takes for "running" are those that this step did not reach.
         prompts = self._start_prompts(ran.not_reached, draft)
         self._settle(prompts, ran, back)

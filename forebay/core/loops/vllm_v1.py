@@ -35,7 +35,7 @@ class VllmV1Loop:
         self._continue_running(draft, defers)
         if not draft.preempted:
             self._admit(draft, defers)
-        rooms.throttle.note(draft, len(rooms.queues.waiting), deferred=defers)
+        rooms.throttle.note_step(draft, len(rooms.queues.waiting), deferred=defers)
 
     # -- who runs ----------------------------------------------------------------------
 
@@ -76,6 +76,7 @@ class VllmV1Loop:
         blocks, clone = self._rooms.kv.grow(req, seq, num_tokens)
         draft.add_growth(seq, blocks, clone)
         draft.add(seq, num_tokens)
+        self._rooms.throttle.note_chunk(seq, num_tokens)
         self._rooms.kv.publish(seq, seq.computed + num_tokens)
 
     # -- who starts --------------------------------------------------------------------

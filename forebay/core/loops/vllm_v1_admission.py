@@ -70,14 +70,15 @@ class VllmV1Admission:
     def _chunk_fits(
         self, request: Request, start: int, spare: int, draft: StepDraft, defers: bool
     ) -> bool:
-        num_tokens = self._chunk(request.live[0].known - start, draft)
+        num_tokens = request.live[0].known - start
         if defers and num_tokens > 1:
+            return False  # one token is no prefill: all but the last known one are hits or loaded
+        limits = self._rooms.limits
+        num_tokens = min(num_tokens, limits.long_prefill_token_threshold or num_tokens)
+        if num_tokens > draft.budget and not limits.chunked_prefill:
             return False
+        num_tokens = min(num_tokens, draft.budget)
         return self._whole_fits(request, spare) and self._fits(start + num_tokens, spare)
-
-    def _chunk(self, num_tokens: int, draft: StepDraft) -> int:
-        threshold = self._rooms.limits.long_prefill_token_threshold
-        return min(num_tokens, threshold or num_tokens, draft.budget)
 
     def _whole_fits(self, request: Request, spare: int) -> bool:
         if not self._rooms.limits.reserve_full_prompt:

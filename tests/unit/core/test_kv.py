@@ -131,7 +131,7 @@ def test_yielding_frees_what_nobody_else_holds() -> None:
     first = running(rooms, request(0, p=8, block_hashes=HASHES[:2]), computed=8)
     rooms.kv.publish(first.sequences[0], 8)
     second = running(rooms, request(1, p=9, block_hashes=HASHES[:2]), computed=8)
-    assert (rooms.kv.num_freed_by(first), rooms.kv.num_freed_by(second)) == (0, 1)
+    assert (rooms.kv.num_freed_by([first]), rooms.kv.num_freed_by([second])) == (0, 1)
 
 
 def test_undo_gives_back_tokens_and_forgets_growth() -> None:

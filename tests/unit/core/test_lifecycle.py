@@ -6,6 +6,8 @@ from forebay.core.events import FinishReason
 from forebay.core.lifecycle import (
     ALLOWED,
     Finished,
+    Loaded,
+    Loading,
     Move,
     Phase,
     Queued,
@@ -19,12 +21,15 @@ from forebay.core.lifecycle import (
 from forebay.core.queues import Queues
 from forebay.core.swap import HostRun
 from forebay.errors import InvariantError
+from forebay.units import LoadId
 from tests.unit.core.parts import request
 
 STATES: dict[Phase, State] = {
     Phase.QUEUED: Queued(QueuedWhy.PREEMPTED),
     Phase.RUNNING: Running(),
     Phase.SWAPPED: Swapped(HostRun({}, ())),
+    Phase.LOADING: Loading(LoadId(3)),
+    Phase.LOADED: Loaded(LoadId(3), num_hit_tokens=0),
     Phase.FINISHED: Finished(FinishReason.STOP),
 }
 WANTED = {
@@ -32,7 +37,13 @@ WANTED = {
     ("Running", "Yielded(RECOMPUTE)", "Queued"),
     ("Running", "Yielded(SWAP)", "Swapped"),
     ("Swapped", "SwapIn", "Running"),
+    ("Queued", "OrderLoad", "Loading"),
+    ("Loading", "LoadDone", "Loaded"),
+    ("Loading", "LoadFailed", "Queued"),
+    ("Loaded", "Start", "Running"),
     ("Queued", "End", "Finished"),
+    ("Loading", "End", "Finished"),
+    ("Loaded", "End", "Finished"),
     ("Running", "End", "Finished"),
     ("Swapped", "End", "Finished"),
 }
@@ -50,6 +61,7 @@ def test_every_state_times_every_move(before: Phase, move: Move, after: Phase) -
         assert req.state == STATES[after]
         assert (req in queues.running) == (after is Phase.RUNNING)
         assert (req in queues.waiting) == (after in (Phase.QUEUED, Phase.SWAPPED))
+        assert (req in queues.parked) == (after in (Phase.LOADING, Phase.LOADED))
         assert queues.num_swapped == (after is Phase.SWAPPED)
         return
     with pytest.raises(InvariantError, match="not in the transition table"):
