@@ -80,12 +80,16 @@ class VllmV0Loop:
         while queue:
             request = queue[0]
             num_tokens = self._ask(request, draft)
-            if num_tokens == 0 or num_tokens > draft.budget:
+            if num_tokens == 0:
                 break
             queue.popleft()
-            if self._make_room(request, queue, draft):
-                ran.add(request)
-                self._give(request, draft)
+            if not self._make_room(request, queue, draft):
+                continue
+            if num_tokens > draft.budget:  # a group's decodes; the reference stops on an assertion
+                queue.appendleft(request)
+                break
+            ran.add(request)
+            self._give(request, draft)
         ran.not_reached = list(queue)
         return ran
 
