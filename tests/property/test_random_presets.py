@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from forebay.core.lifecycle import Swapped
 from forebay.core.limits import Limits
 from forebay.core.policies import GrowthCheck, SwapInSize
 from forebay.core.presets import no_evict, ratio, vllm_v0
+from forebay.core.three_queues import ThreeQueues
 from tests.support.driver import World, play, random_jobs, random_limits
 
 NUM_WORKLOADS = int(os.environ.get("FOREBAY_RANDOM_WORKLOADS", "2400")) // 4
 CHUNKS = 8
+MOST_TURNS = 600
 
 
 def v0_limits(rng: random.Random) -> Limits:
@@ -59,3 +62,42 @@ def test_every_request_ends_once_and_nothing_leaks(preset: str, chunk: int) -> N
             check(play(limits, jobs))
         except Exception as error:
             raise AssertionError(f"workload {first + at}: {limits}\n{error!r}") from error
+
+
+def exact_v0_limits(rng: random.Random) -> Limits:
+    return vllm_v0(random_limits(rng), delay_factor=rng.choice([0.0, 0.5, 3.0]))
+
+
+def waits_for_ever(world: World) -> bool:
+    """The three ways in which the reference never ends: all at the head, with nobody else to go."""
+    limits, queues = world.limits, world.scheduler.rooms.queues
+    assert isinstance(queues, ThreeQueues)
+    for head in queues.swapped[:1]:
+        assert isinstance(head.state, Swapped)
+        needed = len(head.state.host.slots) + len(head.live)
+        too_much = sum(seq.to_compute for seq in head.live) > limits.max_num_batched_tokens
+        if too_much or needed > limits.num_blocks - limits.watermark_blocks:
+            return True
+    head = [*queues.running, *queues.queued][0]
+    fills_the_pool = limits.blocks_for(head.live[0].known) == limits.num_blocks
+    return limits.chunked_prefill and fills_the_pool
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_v0_as_it_is_ends_but_for_three_known_ways_to_wait_for_ever(chunk: int) -> None:
+    first = int(os.environ.get("FOREBAY_RANDOM_SEED", "0"))
+    for at in range(chunk, NUM_WORKLOADS // 3, CHUNKS):
+        rng = random.Random(first + at)
+        world = World(exact_v0_limits(rng))
+        jobs = sorted(random_jobs(rng, rng.randint(1, 12)), key=lambda job: job.at)
+        for job in jobs:
+            while world.now < job.at:
+                world.turn()
+            world.submit(job)
+        while world.scheduler.has_work and world.now < MOST_TURNS:
+            world.turn()
+        if world.scheduler.has_work:
+            assert waits_for_ever(world), f"workload {first + at}: {world.limits}"
+            for rid in list(world.scheduler.requests):
+                world.abort(rid)
+        world.run()
