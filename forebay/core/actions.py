@@ -92,12 +92,12 @@ class Actions:
             self._swap_out(request, draft)
         else:
             self.tally.swaps_without_room += self._victims.lacks_host_room(request)
-            self._drop_progress(request)
+            self._drop_progress(request, draft)
         request.num_preemptions += 1
         draft.preempted.append(Preempted(request.id, how, cause, freed, tokens))
 
     def _swap_out(self, request: Request, draft: StepDraft) -> None:
-        run, copies = self._kv.swap_out(request, self._last_step(request))
+        run, copies = self._kv.swap_out(request, self._frames.next_seq)
         draft.copies.extend(copies)
         request.num_swaps += 1
         request.swapped_blocks += len(copies)
@@ -105,10 +105,12 @@ class Actions:
         self.tally.swapped_out_blocks += len(copies)
         advance(request, Move.YIELD_SWAP, Swapped(run), self._queues)
 
-    def _drop_progress(self, request: Request) -> None:
+    def _drop_progress(self, request: Request, draft: StepDraft) -> None:
+        # a clone that it was to get stays in the step, and writes
+        last_step = self._frames.next_seq if draft.copies else self._last_step(request)
         for seq in request.live:
             self._kv.withdraw(seq)
-            self._kv.release(seq, self._frames.last_with(seq))
+            self._kv.release(seq, last_step)
             seq.computed = seq.published = 0
         request.shared_tokens = 0
         self.tally.preemptions_recompute += 1
@@ -119,7 +121,7 @@ class Actions:
         seq.finish = reason
         if seq.id in self.batch:
             self.leaving.append(self._leave(seq, LeaveKind.FINISHED))
-        self._kv.release(seq, self._frames.last_with(seq))
+        self._kv.release(seq, self._last_step(request))
         report = None
         if not request.live:
             report = self._close(request, reason, now)
@@ -152,5 +154,6 @@ class Actions:
         return Leave(seq.id, kind)
 
     def _last_step(self, request: Request) -> StepSeq | None:
-        steps = [self._frames.last_with(seq) for seq in request.live]
+        """The newest step in flight that may touch the request's blocks: branches share them."""
+        steps = [self._frames.last_with(seq) for seq in request.sequences]
         return max((step for step in steps if step is not None), default=None)

@@ -65,10 +65,9 @@ class Admission:
 
     def _has_least_to_lose(self, request: Request) -> bool:
         running = self._queues.running
-        if not running:
-            return True
-        evicts = self._limits.rules.urgency is Urgency.EVICTS
-        return evicts and running[-1].order[0] > request.order[0]
+        if self._limits.rules.urgency is Urgency.WAITS:
+            return not (running or self._queues.parked)
+        return not running or running[-1].order[0] > request.order[0]
 
     def has_room(self, request: Request, draft: StepDraft) -> Verdict:
         """Whether seats, budget and blocks suffice at this moment."""
@@ -82,7 +81,7 @@ class Admission:
         else:
             probe = self._kv.probe(request)
             cost = probe.cost
-        taken = sum(req.num_seats for req in self._queues.running)
+        taken = sum(req.num_seats for req in [*self._queues.running, *self._queues.parked])
         seats_short = max(0, taken + request.num_seats - self._limits.max_num_seqs)
         blocks_short = max(0, cost - self._kv.pool.num_free)
         if seats_short or blocks_short:

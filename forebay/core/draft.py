@@ -35,6 +35,12 @@ class StepDraft:
         """An empty step with the full budget."""
         return cls(now=now, budget=limits.max_num_batched_tokens, throttled=throttled)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to tell the executor."""
+        parts = (self.planned, self.admitted, self.copies, self.preempted, self.loads)
+        return not any(parts)
+
     def add(self, seq: Sequence, num_tokens: int) -> None:
         """Promises `num_tokens` tokens to a sequence."""
         self.planned[seq] = num_tokens

@@ -44,7 +44,7 @@ class Loads:
 
     def offered(self, request: Request, probe: Probe) -> int:
         """Tokens that a load would bring beyond the local hits; 0 if none."""
-        if request.load_failed:
+        if request.load_failed or not request.spec.external_tokens:
             return 0
         return max(0, request.spec.external_tokens - len(probe.hits[0]) * self._kv.block_size)
 

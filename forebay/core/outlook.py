@@ -17,6 +17,8 @@ from forebay.core.kv import KvSpace
 from forebay.core.limits import Limits, PreemptionMode
 from forebay.core.queues import Queues
 from forebay.core.request import Request, Sequence
+from forebay.core.throttle import Throttle
+from forebay.units import div_ceil
 
 
 class Prospects(Protocol):
@@ -35,10 +37,11 @@ _MEMORY = 1 / 32  # weight of one more finished output in the moving average
 class Outlook:
     """Projects the pool, and remembers how long outputs were."""
 
-    def __init__(self, limits: Limits, kv: KvSpace, queues: Queues) -> None:
+    def __init__(self, limits: Limits, kv: KvSpace, queues: Queues, throttle: Throttle) -> None:
         self._limits = limits
         self._kv = kv
         self._queues = queues
+        self._throttle = throttle
         self._mean_output: float | None = None
 
     def note_stopped(self, num_output: int) -> None:
@@ -49,9 +52,20 @@ class Outlook:
 
     def pays(self, request: Request, cost: int) -> bool:
         """Whether a request that takes `cost` blocks now is expected to earn what it may lose."""
-        horizon = max(self._expected_rest(request, seq) for seq in request.live)
-        needed = min(horizon, self._steps_to_earn(request))
-        return self._steps_until_full(request, cost, horizon) >= needed
+        rest = max(self._expected_rest(request, seq) for seq in request.live)
+        prefill = self._steps_to_prefill(request)
+        needed = prefill + min(rest, self._steps_to_earn(request))
+        return self._steps_until_full(request, cost, prefill, prefill + rest) >= needed
+
+    def _steps_to_prefill(self, request: Request) -> float:
+        """Steps before the one that brings its first token, in which it holds blocks all the same.
+
+        Prefills that are held back take as much longer as lately.
+        """
+        most = self._limits.max_num_batched_tokens
+        chunk = min(self._limits.long_prefill_token_threshold or most, most)
+        chunks = div_ceil(max(seq.to_compute for seq in request.live), chunk)
+        return (chunks - 1) / (1 - self._throttle.share)
 
     def _expected_rest(self, request: Request, seq: Sequence) -> float:
         """Output tokens that a sequence is expected to generate from now on."""
@@ -85,14 +99,21 @@ class Outlook:
             return Yield.RECOMPUTE
         return Yield.SWAP
 
-    def _steps_until_full(self, candidate: Request, cost: int, horizon: float) -> float:
+    def _steps_until_full(
+        self, candidate: Request, cost: int, prefill: float, horizon: float
+    ) -> float:
         """Steps until somebody finds no block, at most `horizon`."""
         size = self._limits.block_size
-        sequences = [(req, seq) for req in [*self._queues.running, candidate] for seq in req.live]
+        sharing = [*self._queues.running, *self._queues.parked, candidate]
+        sequences = [(req, seq) for req in sharing for seq in req.live]
         # tokens that fit in free blocks and in the rest of each sequence's last one
         room = float((self._kv.pool.num_free - cost) * size)
         room += sum(-seq.total % size for _, seq in sequences)
-        ends = sorted((self._expected_rest(req, seq), seq.total) for req, seq in sequences)
+        room += prefill  # meanwhile the candidate does not grow
+        ends = sorted(
+            (self._expected_rest(req, seq) + (prefill if req is candidate else 0.0), seq.total)
+            for req, seq in sequences
+        )
         now, rows = 0.0, len(ends)
         for end, total in ends:
             growth = rows * (end - now)

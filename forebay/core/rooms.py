@@ -40,8 +40,9 @@ class Rooms:
         """All rooms of one scheduler."""
         kv = KvSpace(limits)
         queues = build_queues(limits)
+        throttle = Throttle()
         frames = Frames(limits.steps_in_flight)
-        outlook = _build_prospects(limits, kv, queues)
+        outlook = _build_prospects(limits, kv, queues, throttle)
         victims = Victims(limits, kv)
         return cls(
             limits=limits,
@@ -54,15 +55,15 @@ class Rooms:
             actions=Actions(kv, queues, frames, victims),
             pressure=Pressure(limits.pressure),
             loads=Loads(kv, queues),
-            throttle=Throttle(),
+            throttle=throttle,
         )
 
 
-def _build_prospects(limits: Limits, kv: KvSpace, queues: Queues) -> Prospects:
+def _build_prospects(limits: Limits, kv: KvSpace, queues: Queues, throttle: Throttle) -> Prospects:
     match limits.rules.start:
         case StartRule.OUTLOOK:
-            return Outlook(limits, kv, queues)
+            return Outlook(limits, kv, queues, throttle)
         case StartRule.RESERVE_TO_LIMIT:
-            return ReserveToLimit(limits, queues)
+            return ReserveToLimit(limits, kv, queues)
         case StartRule.TOKEN_RATIO:
             return TokenRatio(limits, kv, queues)

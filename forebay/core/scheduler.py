@@ -165,7 +165,7 @@ class Scheduler:
         self._loop.plan(draft)
         for request in draft.ignored:
             del self.requests[request.id]
-        if not (draft.planned or draft.copies or draft.preempted or draft.loads):
+        if draft.is_empty:
             return None
         return self._commit(draft)
 
@@ -185,6 +185,8 @@ class Scheduler:
         actions.leaving, actions.ended = [], []
         self._join_rows(draft, step)
         frame = Frame(step.seq)
+        for request, _ in draft.admitted:
+            frame.computing.update(request.live)  # copies may fill their blocks
         for seq, num_tokens in draft.planned.items():
             self._advance(seq, num_tokens, step, frame)
         self._idle_rows(draft, step)

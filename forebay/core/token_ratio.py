@@ -56,18 +56,24 @@ class TokenRatio:
         free = (self._kv.pool.num_free - cost) * self._block_size
         if request.spec.runs_to_limit:
             return self._ends_in_time(request, free)
-        promised = sum(self._promised(req) for req in self._queues.running)
+        promised = sum(self._promised(req) for req in self._started)
         return _rest(request) < free - promised
+
+    @property
+    def _started(self) -> list[Request]:
+        """All that hold blocks: running, or parked for a load."""
+        return [*self._queues.running, *self._queues.parked]
 
     def _promised(self, request: Request) -> float:
         """Those that have not generated yet count in full, as when they were admitted."""
-        return _rest(request) * (1.0 if request.is_prefilling else self.ratio)
+        new = request.is_prefilling or not generated(request)
+        return _rest(request) * (1.0 if new else self.ratio)
 
     def _ends_in_time(self, candidate: Request, free: int) -> bool:
         """Whether free tokens last until the next request ends, each time one ends."""
         states = sorted(
             state
-            for req in [*self._queues.running, candidate]
+            for req in [*self._started, candidate]
             for state in self._lives(req)
             if state[0] > 0
         )

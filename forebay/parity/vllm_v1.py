@@ -1,7 +1,7 @@
 """Replays a scenario recorded from vLLM 0.25.1's V1 scheduler under the `vllm-v1` preset."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -44,17 +44,26 @@ class _Work:
     hashes: list[bytes] = field(default_factory=list)
 
 
+PresetOf = Callable[[Limits, bool], Limits]
+"""Makes limits of a preset from a scenario's sizes, and whether it has an external store."""
+
+
+def as_vllm_v1(sizes: Limits, has_store: bool) -> Limits:
+    """The preset that the recordings are of."""
+    return vllm_v1(sizes, external_store=has_store)
+
+
 class VllmV1Replay:
     """One run. Steps are executed by a scripted executor; loads end when the scenario says."""
 
-    def __init__(self, scenario: Fields) -> None:
+    def __init__(self, scenario: Fields, preset: PresetOf = as_vllm_v1) -> None:
         config = scenario.part("config")
         self._has_store = config.flag("external_store")
         self.required = _FIELDS + (_LOAD_FIELDS if self._has_store else ())
         self._stop_on_eos = config.flag("stop_on_eos")
         self._flags = [bool(flag) for flag in scenario.items("throttle")]
-        self._limits = _limits(config)
-        self._scheduler = Scheduler(self._limits)
+        self._limits = preset(_sizes(config), self._has_store)
+        self.scheduler = Scheduler(self._limits)
         self._works = _works(scenario, self._limits, has_store=self._has_store)
         self._due = deque(sorted(self._works.values(), key=lambda work: work.add_step))
         self._aborts: dict[int, list[RequestId]] = {}
@@ -71,13 +80,13 @@ class VllmV1Replay:
     def steps(self) -> Iterator[Mapping[str, object]]:
         """Each step's fields, until no request is left."""
         step = 0
-        while self._due or self._scheduler.has_work:
+        while self._due or self.scheduler.has_work:
             yield self._turn(step)
             step += 1
 
     def totals(self) -> Mapping[str, object]:
         """Fields of the whole run."""
-        ended = not (self._due or self._scheduler.has_work)
+        ended = not (self._due or self.scheduler.has_work)
         return {"preemptions": self._num_preemptions, "finished_all": ended}
 
     def _turn(self, at: int) -> dict[str, object]:
@@ -87,7 +96,7 @@ class VllmV1Replay:
             self._handle(Abort(request_id=rid))
         self._finished.clear()  # aborted ones are not listed
         throttled = bool(self._flags) and self._flags[at % len(self._flags)]
-        step = self._scheduler.plan(Nanos(at), throttled=throttled)
+        step = self.scheduler.plan(Nanos(at), throttled=throttled)
         fields = self._planned(at, step)
         computes = step is not None and step.num_rows > 0
         hands_back = not computes or self._num_computing == self._limits.steps_in_flight
@@ -97,12 +106,12 @@ class VllmV1Replay:
             "load_done": self._end_loads(at) if hands_back else [],
             "in_flight": self._num_computing,
             "finished": sorted(self._finished),
-            "free_blocks_after": self._scheduler.rooms.kv.pool.num_free,
+            "free_blocks_after": self.scheduler.rooms.kv.pool.num_free,
         }
         return fields
 
     def _planned(self, at: int, step: Step | None) -> dict[str, object]:
-        rooms = self._scheduler.rooms
+        rooms = self.scheduler.rooms
         scheduled = self._scheduled(step)
         joined = step.joined if step else []
         loads = step.loads if step else []
@@ -135,7 +144,7 @@ class VllmV1Replay:
             return []
         chunks = {chunk.seq_id: chunk.num_tokens for chunk in step.chunks}
         idle = set(step.idle)
-        running = [seq_id(req.id, 0) for req in self._scheduler.rooms.queues.running]
+        running = [seq_id(req.id, 0) for req in self.scheduler.rooms.queues.running]
         return [(seq, chunks.get(seq, 1)) for seq in running if seq not in idle]
 
     # -- the scripted executor ---------------------------------------------------------
@@ -156,7 +165,7 @@ class VllmV1Replay:
         stops: list[SeqId] = []
         filled: list[BlockFilled] = []
         for seq, _ in scheduled:
-            if seq not in partial and request_of(seq) in self._scheduler.requests:
+            if seq not in partial and request_of(seq) in self.scheduler.requests:
                 self._sample(seq, stops, filled)
         self._handle(StepDone(seq=step.seq, stops=tuple(stops), filled=tuple(filled)))
 
@@ -186,7 +195,7 @@ class VllmV1Replay:
     # -- both --------------------------------------------------------------------------
 
     def _handle(self, event: Arrive | Abort | StepDone | LoadDone) -> None:
-        for effect in self._scheduler.handle(event, Nanos(0)):
+        for effect in self.scheduler.handle(event, Nanos(0)):
             self._note(effect)
 
     def _note(self, effect: Effect) -> None:
@@ -199,11 +208,11 @@ class VllmV1Replay:
         return self._works[request_of(seq)].name
 
 
-def _limits(config: Fields) -> Limits:
+def _sizes(config: Fields) -> Limits:
     policy = config.text("policy")
     if policy not in ("fcfs", "priority"):
         raise ScenarioError(f"config policy is {policy!r}; it must be fcfs or priority")
-    limits = Limits(
+    return Limits(
         num_blocks=config.whole("usable_blocks", least=1),
         block_size=config.whole("block_size", least=1),
         max_num_seqs=config.whole("max_num_seqs", least=1),
@@ -216,7 +225,6 @@ def _limits(config: Fields) -> Limits:
         steps_in_flight=config.whole("steps_in_flight", least=1),
         reserve_full_prompt=config.flag("reserve_full_prompt"),
     )
-    return vllm_v1(limits, external_store=config.flag("external_store"))
 
 
 def _works(scenario: Fields, limits: Limits, *, has_store: bool) -> dict[RequestId, _Work]:

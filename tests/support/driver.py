@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from forebay.block_hash import prompt_hashes
 from forebay.core.audit import audit, audit_step
-from forebay.core.effects import Capped, Ended, Preempted, Refuse, Step
-from forebay.core.events import Abort, Arrive, FinishReason
+from forebay.core.effects import Capped, Ended, Load, Preempted, Refuse, Step
+from forebay.core.events import Abort, Arrive, FinishReason, LoadDone, LoadFailed
 from forebay.core.limits import Limits
 from forebay.core.request import Request
 from forebay.core.scheduler import Scheduler
@@ -27,6 +27,14 @@ class Job:
     abort_at: int | None = None
     deadline: int | None = None
     stop_every: int = 0
+    external: int = 0
+    """Leading prompt tokens that an external store can load."""
+    load_turns: int = 0
+    """How long its loads take; each third one fails if negative."""
+
+
+class Stuck(AssertionError):
+    """Nothing moves any more, or it goes on for ever."""
 
 
 @dataclass
@@ -34,6 +42,8 @@ class World:
     """A scheduler, its memory and everything that was observed."""
 
     limits: Limits
+    throttle: tuple[bool, ...] = ()
+    """Asks to hold prefills back, turn by turn, over and over."""
     scheduler: Scheduler = field(init=False)
     executor: ShadowExecutor = field(init=False)
 
@@ -48,6 +58,8 @@ class World:
         self.now = 0
         self.steps: list[Step] = []
         self.in_flight: deque[Step] = deque()
+        self.loads: list[tuple[int, Load]] = []
+        self.num_loads_ended = 0
         self.jobs: dict[RequestId, Job] = {}
         self.requests: dict[RequestId, Request] = {}
         self.ended: dict[SeqId, Ended] = {}
@@ -75,6 +87,7 @@ class World:
             deadline_ns=None if job.deadline is None else Nanos(job.deadline),
             runs_to_limit=not job.stop_every,
             block_hashes=hashes,
+            external_tokens=job.external,
         )
         self._note(self.scheduler.handle(arrive, Nanos(self.now)))
         if rid in self.scheduler.requests:
@@ -90,8 +103,10 @@ class World:
     def plan(self) -> Step | None:
         """Plans one step, if one can be planned."""
         self._note(self.scheduler.tick(Nanos(self.now)))
-        step = self.scheduler.plan(Nanos(self.now))
+        throttled = bool(self.throttle) and self.throttle[self.now % len(self.throttle)]
+        step = self.scheduler.plan(Nanos(self.now), throttled=throttled)
         if step is not None:
+            self._begin_loads(step)
             faults = audit_step(self.scheduler, step)
             assert not faults, "\n".join(faults)
             self.steps.append(step)
@@ -106,6 +121,27 @@ class World:
         self._note(self.scheduler.handle(done, Nanos(self.now)))
         self._audit()
 
+    def _begin_loads(self, step: Step) -> None:
+        for load in step.loads:
+            job = self.jobs[request_of(load.seq_id)]
+            self.executor.plan_load(load)
+            if load.load_id % 2:  # written while steps planned before are still to be executed
+                self.executor.perform_load(load)
+            self.loads.append((self.now + abs(job.load_turns), load))
+
+    def end_loads(self) -> None:
+        """Loads whose time has come end."""
+        for due, load in list(self.loads):
+            if due <= self.now:
+                self.loads.remove((due, load))
+                self.num_loads_ended += 1
+                failed = load.load_id % 3 == 0 and self.jobs[request_of(load.seq_id)].load_turns < 0
+                if load.load_id % 2 == 0 and not failed:
+                    self.executor.perform_load(load)
+                event = LoadFailed(load.load_id) if failed else LoadDone(load.load_id)
+                self._note(self.scheduler.handle(event, Nanos(self.now)))
+                self._audit()
+
     def turn(self) -> Step | None:
         """Plans as many steps as fit in flight, then finishes the oldest. Returns the first."""
         self.now += 1
@@ -114,6 +150,7 @@ class World:
             step = self.plan()
         if self.in_flight:
             self.finish_step()
+        self.end_loads()
         return first
 
     def run(self, max_turns: int = 10_000) -> None:
@@ -122,12 +159,16 @@ class World:
             if not self.scheduler.has_work and not self.in_flight:
                 self.check_end()
                 return
-            before = len(self.steps), len(self.in_flight), len(self.ended)
+            before = self._progress()
             self.turn()
             wakeup = self.scheduler.next_wakeup()
-            moved = (len(self.steps), len(self.in_flight), len(self.ended)) != before
-            assert moved or wakeup is not None, f"stuck: {self.scheduler.gauges()}"
-        raise AssertionError(f"not done after {max_turns} turns: {self.scheduler.gauges()}")
+            moved = self._progress() != before
+            if not (moved or self.loads or wakeup is not None):
+                raise Stuck(f"stuck: {self.scheduler.gauges()}")
+        raise Stuck(f"not done after {max_turns} turns: {self.scheduler.gauges()}")
+
+    def _progress(self) -> tuple[int, ...]:
+        return len(self.steps), len(self.in_flight), len(self.ended), self.num_loads_ended
 
     # -- what was observed ---------------------------------------------------------------
 
@@ -204,9 +245,11 @@ class World:
         assert tally.recomputed_tokens <= dropped
 
 
-def play(limits: Limits, jobs: list[Job], max_turns: int = 10_000) -> World:
+def play(
+    limits: Limits, jobs: list[Job], max_turns: int = 10_000, throttle: tuple[bool, ...] = ()
+) -> World:
     """Runs a workload to its end: arrivals and aborts at their turns."""
-    world = World(limits)
+    world = World(limits, throttle)
     due = deque(sorted(jobs, key=lambda job: job.at))
     ids: dict[int, RequestId] = {}
     aborts = [(job.abort_at, job) for job in jobs if job.abort_at is not None]

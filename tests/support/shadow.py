@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from forebay.block_hash import chain_hash
-from forebay.core.effects import Clone, Step, SwapIn, SwapOut
+from forebay.core.effects import Clone, Load, Step, SwapIn, SwapOut
 from forebay.core.events import BlockFilled, StepDone
-from forebay.units import RequestId, SeqId, branch_of, request_of, seq_id
+from forebay.units import LoadId, RequestId, SeqId, branch_of, request_of, seq_id
 
 
 def prefix_state(state: bytes, token: int) -> bytes:
@@ -80,6 +80,7 @@ class ShadowExecutor:
         self.device = [[b""] * self.block_size for _ in range(self.num_blocks)]
         self.host = [[b""] * self.block_size for _ in range(self.num_host_blocks)]
         self.num_tokens = 0
+        self.loading: dict[LoadId, list[bytes]] = {}
         self.dropped: dict[RequestId, int] = defaultdict(int)
 
     def add(self, request_id: RequestId, work: Work, hashes: tuple[bytes, ...]) -> None:
@@ -109,6 +110,16 @@ class ShadowExecutor:
         assert sum(stop - start for start, stop in spans.values()) == step.num_tokens
         assert len(spans) == step.num_rows
         return StepDone(seq=step.seq, stops=tuple(stops), filled=tuple(filled))
+
+    def plan_load(self, load: Load) -> None:
+        """An external store is to fill blocks beside the steps; what it writes is settled here."""
+        stop = load.start + load.num_tokens
+        self.loading[load.load_id] = self._states(load.seq_id, stop)[load.start : stop]
+
+    def perform_load(self, load: Load) -> None:
+        """The store writes, whatever steps are still to be executed."""
+        for at, state in enumerate(self.loading.pop(load.load_id)):
+            self.device[load.blocks[at // self.block_size]][at % self.block_size] = state
 
     def _change_batch(self, step: Step) -> None:
         for leave in step.left:

@@ -7,10 +7,10 @@ strictly less urgent running one, for blocks as well as for a place in the batch
 """
 
 from forebay.core import sizing
-from forebay.core.admission import BringBack, Start, Stop
+from forebay.core.admission import BringBack, Start, Stop, Verdict
 from forebay.core.draft import StepDraft
 from forebay.core.effects import Cause, JoinKind
-from forebay.core.lifecycle import Running
+from forebay.core.lifecycle import Loaded, Running, Swapped
 from forebay.core.policies import Urgency
 from forebay.core.request import Request, Sequence
 from forebay.core.rooms import Rooms
@@ -24,14 +24,17 @@ class DefaultLoop:
 
     def plan(self, draft: StepDraft) -> None:
         """Fills the draft: who runs, who yields, who starts."""
-        self._continue_running(draft)
-        self._admit_waiting(draft)
+        rooms = self._rooms
+        running = list(rooms.queues.running)  # victims leave the queue meanwhile
+        self._continue_all([req for req in running if req.is_decoding], draft)
+        defers = rooms.throttle.defers(draft, protects=bool(draft.planned))
+        if not defers:
+            self._continue_all([req for req in running if not req.is_decoding], draft)
+        self._admit_waiting(draft, defers)
+        rooms.throttle.note_step(draft, len(rooms.queues.waiting), deferred=defers)
 
-    def _continue_running(self, draft: StepDraft) -> None:
-        running = list(self._rooms.queues.running)  # victims leave the queue meanwhile
-        decoding = [req for req in running if req.is_decoding]
-        prefilling = [req for req in running if not req.is_decoding]
-        for req in decoding + prefilling:
+    def _continue_all(self, requests: list[Request], draft: StepDraft) -> None:
+        for req in requests:
             for seq in req.live:
                 if isinstance(req.state, Running):
                     self._continue(req, seq, draft)
@@ -75,27 +78,65 @@ class DefaultLoop:
         draft.add_growth(seq, blocks, clone)
         draft.add(seq, num_tokens)
 
-    def _admit_waiting(self, draft: StepDraft) -> None:
+    def _admit_waiting(self, draft: StepDraft, defers: bool) -> None:
         rooms = self._rooms
-        while rooms.queues.waiting:
-            req = rooms.queues.waiting[0]
-            if draft.under_pressure and not self._is_urgent(req):
-                return  # admitting into a shortage only feeds the next eviction
-            if draft.budget == 0 and self._is_urgent(req):
-                self._take_budget_for(req, draft)
-            verdict = rooms.admission.decide(req, draft)
-            # again while it lacks room: a hit may cost a block once its last holder has yielded
-            while isinstance(verdict, Stop) and self._evict_for(req, verdict, draft):
-                verdict = rooms.admission.has_room(req, draft)
-            match verdict:
+        while (req := self._next()) is not None:
+            if isinstance(req.state, Loaded):
+                self._start_loaded(req, req.state, draft)
+                continue
+            match self._may_start(req, draft, defers):
+                case Start(probe=probe) if rooms.loads.offered(req, probe):
+                    rooms.loads.order(req, probe, draft)
+                    continue
                 case Start(probe=probe):
                     draft.admitted.append((req, rooms.actions.start(req, probe, draft)))
                 case BringBack(host=host):
                     rooms.actions.bring_back(req, host, draft)
                     draft.admitted.append((req, JoinKind.SWAPPED_IN))
                 case Stop():
-                    return
+                    break
             self._first_tokens(req, draft)
+        for req in list(rooms.queues.parked):  # whoever has its blocks waits for nobody
+            if isinstance(req.state, Loaded):
+                self._start_loaded(req, req.state, draft)
+
+    def _next(self) -> Request | None:
+        """The first in order of those that wait and those whose loads are complete."""
+        queues = self._rooms.queues
+        loaded = [req for req in queues.parked if isinstance(req.state, Loaded)]
+        return min(loaded[:1] + queues.waiting[:1], key=lambda req: req.order, default=None)
+
+    def _may_start(self, req: Request, draft: StepDraft, defers: bool) -> Verdict:
+        rooms = self._rooms
+        if draft.under_pressure and not self._is_urgent(req):
+            return Stop()  # admitting into a shortage only feeds the next eviction
+        if defers and self._needs_prefill(req):
+            return Stop()
+        if draft.budget == 0 and self._is_urgent(req):
+            self._take_budget_for(req, draft)
+        verdict = rooms.admission.decide(req, draft)
+        # again while it lacks room: a hit may cost a block once its last holder has yielded
+        while isinstance(verdict, Stop) and self._evict_for(req, verdict, draft):
+            verdict = rooms.admission.has_room(req, draft)
+        if isinstance(verdict, Start) and rooms.loads.offered(req, verdict.probe) and draft.copies:
+            return Stop()  # a load is not ordered with copies: it might write what they read
+        return verdict
+
+    def _needs_prefill(self, req: Request) -> bool:
+        """Whether starting means more than the one token of a decoder; loads compute nothing."""
+        if isinstance(req.state, Swapped):
+            return not req.is_decoding
+        probe = self._rooms.kv.probe(req)
+        if self._rooms.loads.offered(req, probe):
+            return False
+        (hits, *_), size = probe.hits, self._rooms.limits.block_size
+        return len(req.live) > 1 or req.live[0].known - len(hits) * size > 1
+
+    def _start_loaded(self, req: Request, loaded: Loaded, draft: StepDraft) -> None:
+        """It has had its place and all its blocks since the load was ordered."""
+        self._rooms.loads.take_in(req)
+        draft.admitted.append((req, self._rooms.actions.start_loaded(req, loaded, draft)))
+        self._first_tokens(req, draft)
 
     def _is_urgent(self, req: Request) -> bool:
         if self._rooms.limits.rules.urgency is Urgency.WAITS:

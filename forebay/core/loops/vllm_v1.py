@@ -31,7 +31,8 @@ class VllmV1Loop:
     def plan(self, draft: StepDraft) -> None:
         """Fills the draft: who runs, who yields, who starts."""
         rooms = self._rooms
-        defers = rooms.throttle.defers(draft, rooms.queues.running)
+        decoding = any(not rooms.throttle.in_prefill(req) for req in rooms.queues.running)
+        defers = rooms.throttle.defers(draft, protects=decoding)
         self._continue_running(draft, defers)
         if not draft.preempted:
             self._admit(draft, defers)
