@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from forebay.core.lifecycle import Swapped
-from forebay.core.limits import Limits
+from forebay.core.limits import Fencing, Limits
 from forebay.core.policies import GrowthCheck, SwapInSize
 from forebay.core.presets import no_evict, ratio, vllm_v0
 from forebay.core.three_queues import ThreeQueues
 from tests.support.driver import World, play, random_jobs, random_limits
+from tests.support.loading import loading_jobs, random_throttle
 
 NUM_WORKLOADS = int(os.environ.get("FOREBAY_RANDOM_WORKLOADS", "2400")) // 4
 CHUNKS = 8
@@ -58,8 +59,12 @@ def test_every_request_ends_once_and_nothing_leaks(preset: str, chunk: int) -> N
         rng = random.Random(first + at)
         limits = make_limits(rng)
         jobs = random_jobs(rng, rng.randint(1, 12))
+        throttle: tuple[bool, ...] = ()
+        if preset != "vllm_v0" and at // CHUNKS % 2:  # V0 knows neither loads nor throttle
+            limits = replace(limits, fencing=Fencing.IN_FLIGHT)
+            jobs, throttle = loading_jobs(rng, len(jobs)), random_throttle(rng)
         try:
-            check(play(limits, jobs))
+            check(play(limits, jobs, throttle=throttle))
         except Exception as error:
             raise AssertionError(f"workload {first + at}: {limits}\n{error!r}") from error
 

@@ -26,7 +26,7 @@ class RatioLoop(DefaultLoop):
     def plan(self, draft: StepDraft) -> None:
         """Retracts if need be, then plans as ever."""
         queues = self._rooms.queues
-        if not (queues.running or queues.waiting):
+        if not (queues.running or queues.waiting or queues.parked):
             self._share.note_idle()
             return
         if self._retract(draft):
