@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import itertools
+import uuid
 import weakref
 from collections.abc import AsyncGenerator, Mapping
 from types import TracebackType
@@ -58,7 +58,6 @@ class AsyncLLM:
     def _adopt(self, started: "Started") -> None:
         self._started = started
         self._engine: LiveEngine = started.engine
-        self._names = itertools.count()
         self._finalizer = weakref.finalize(self, self._engine.close)
 
     @property
@@ -115,13 +114,14 @@ class AsyncLLM:
         else:
             [found] = token_prompts([prompt], self.get_tokenizer())
         signal = _Signal()
+        name = _request_name(request_id)
         now = self._engine.clock.now()
         record = self._engine.submit(
             NewRequest(
-                external_id=request_id or f"async-{next(self._names)}",
+                external_id=name,
                 prompt=found.text,
                 prompt_token_ids=found.token_ids,
-                sampling=sampling_params or SamplingParams(),
+                sampling=SamplingParams() if sampling_params is None else sampling_params,
                 arrival_ns=now,
                 priority=priority,
                 deadline_ns=deadline_after(now, deadline_ms),
@@ -174,6 +174,15 @@ class AsyncLLM:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+def _request_name(request_id: str | None) -> str:
+    """The caller's name for a request, or one that no caller has chosen."""
+    if request_id is None:
+        return f"async-{uuid.uuid4().hex}"
+    if not isinstance(request_id, str) or not request_id:
+        raise BadRequest(f"request_id is {request_id!r}; it must be a non-empty string, or None")
+    return request_id
 
 
 class _Reader:

@@ -6,7 +6,7 @@ that the machine is built with. `docs/reference/settings.md` lists unit, default
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Self
@@ -75,18 +75,15 @@ class EngineConfig:
     def from_settings(cls, settings: Mapping[str, Any]) -> Self:
         """Builds and checks settings given by name; an unknown name is a `ConfigError`."""
         known = [field.name for field in dataclasses.fields(cls)]
+        config = cls(**{name: value for name, value in settings.items() if name in known})
         unknown = [_unknown_setting(name, known) for name in settings if name not in known]
-        if unknown:
-            raise ConfigError("\n".join(unknown))
-        config = cls(**settings)
-        config.check()
+        if faults := [*unknown, *config._faults()]:
+            raise ConfigError("\n".join(faults))
         return config
 
     def check(self) -> None:
         """Raises `ConfigError` with every fault, one a line, if there is any."""
-        if faults := [*self._faults_of_kind(), *self._faults_of_range()]:
-            raise ConfigError("\n".join(faults))
-        if faults := self._faults_together():
+        if faults := self._faults():
             raise ConfigError("\n".join(faults))
 
     @property
@@ -95,55 +92,68 @@ class EngineConfig:
         threshold = self.long_prefill_token_threshold or self.max_num_batched_tokens
         return min(threshold, self.max_num_batched_tokens)
 
-    def _faults_of_kind(self) -> list[str]:
+    def _faults(self) -> list[str]:
+        alone = self._faults_of_kind() | self._faults_of_range()
+        return [*alone.values(), *self._faults_together(alone.keys())]
+
+    def _faults_of_kind(self) -> dict[str, str]:
         choices = {
             "device": DEVICES,
             "dtype": DTYPES,
             "preemption_mode": PREEMPTION_MODES,
             "scheduling_policy": SCHEDULING_POLICIES,
         }
-        faults = [
-            f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}"
+        faults = {
+            name: f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}"
             for name, allowed in choices.items()
             if getattr(self, name) not in allowed
-        ]
+        }
         for name in ("enable_prefix_caching", "enable_chunked_prefill", "artificial_preemption"):
             if not isinstance(getattr(self, name), bool):
-                faults.append(f"{name} must be True or False; got {getattr(self, name)!r}")
+                faults[name] = f"{name} must be True or False; got {getattr(self, name)!r}"
         for name in ("model", "tokenizer"):
             if not isinstance(getattr(self, name), str | None):
-                faults.append(f"{name} must be a path as text; got {getattr(self, name)!r}")
+                faults[name] = f"{name} must be a path as text; got {getattr(self, name)!r}"
         return faults
 
-    def _faults_of_range(self) -> list[str]:
-        faults = [
-            fault
+    def _faults_of_range(self) -> dict[str, str]:
+        return {
+            name: fault
             for name, (is_right, wanted, may_be_none) in _RANGES.items()
             if (fault := _range_fault(name, getattr(self, name), is_right, wanted, may_be_none))
-        ]
+        }
+
+    def _faults_together(self, wrong: Set[str]) -> list[str]:
+        """Between settings; those that are `wrong` by themselves are not compared."""
+        faults = []
         sizes = ("num_gpu_blocks_override", "kv_tokens", "kv_cache_memory_bytes")
         given = [name for name in sizes if getattr(self, name) is not None]
         if len(given) > 1:
             faults.append(f"{' and '.join(given)} all size the KV pool: give one of them")
-        return faults
-
-    def _faults_together(self) -> list[str]:
-        faults = []
         if self.preemption_mode == "swap" and self.swap_space == 0:
             faults.append(
                 'preemption_mode="swap" needs host memory, but swap_space is 0: give swap_space '
                 'some GiB, or choose preemption_mode="recompute"'
             )
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if (
+            wrong.isdisjoint(("max_num_batched_tokens", "max_num_seqs"))
+            and self.max_num_batched_tokens < self.max_num_seqs
+        ):
             faults.append(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "
                 f"({self.max_num_seqs}): a step must have one token for each running sequence"
             )
-        if self.kv_tokens is not None and self.kv_tokens < self.block_size:
+        if (
+            wrong.isdisjoint(("kv_tokens", "block_size"))
+            and self.kv_tokens is not None
+            and self.kv_tokens < self.block_size
+        ):
             faults.append(
                 f"kv_tokens ({self.kv_tokens}) is less than one block of {self.block_size} tokens"
             )
-        if not self.enable_chunked_prefill:
+        whole = ("enable_chunked_prefill", "long_prefill_token_threshold")
+        lengths = ("max_model_len", "max_num_batched_tokens")
+        if wrong.isdisjoint((*whole, *lengths)) and not self.enable_chunked_prefill:
             faults += self._faults_of_whole_prompts()
         if self.device == "cpu" and self.dtype == "float16":
             faults.append('dtype="float16" is for cuda; on the cpu use "float32" or "bfloat16"')

@@ -3,7 +3,7 @@
 import itertools
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,7 +12,15 @@ from forebay.engine.live import EngineStats, LiveEngine
 from forebay.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from forebay.engine.record import NewRequest, RequestRecord
 from forebay.errors import BadRequest
-from forebay.prompts import Messages, Prompt, TokenPrompt, chat_prompt, split_prompts, token_prompts
+from forebay.prompts import (
+    Messages,
+    Prompt,
+    TokenPrompt,
+    chat_prompt,
+    split_chats,
+    split_prompts,
+    token_prompts,
+)
 from forebay.sampling_params import SamplingParams
 from forebay.units import Nanos
 
@@ -108,9 +116,8 @@ class LLM:
 
         `template_options`: `chat_template`, `add_generation_prompt`, `tools`, `variables`.
         """
-        chats = [messages] if messages and isinstance(messages[0], Mapping) else messages
         tokenizer = self.get_tokenizer()
-        found = [chat_prompt(chat, tokenizer, **template_options) for chat in chats]  # type: ignore[arg-type]  # mypy cannot tell the two kinds of sequence apart
+        found = [chat_prompt(one, tokenizer, **template_options) for one in split_chats(messages)]
         return self._run(found, sampling_params, priority, deadline_ms)
 
     def close(self) -> None:
@@ -135,8 +142,10 @@ class LLM:
         priority: Sequence[int] | None,
         deadline_ms: float | None,
     ) -> list[RequestOutput]:
-        params = _for_each("sampling_params", sampling_params or SamplingParams(), len(prompts))
-        priorities = _for_each("priority", priority or 0, len(prompts))
+        if sampling_params is None:
+            sampling_params = SamplingParams()
+        params = _for_each("sampling_params", sampling_params, len(prompts))
+        priorities = _for_each("priority", 0 if priority is None else priority, len(prompts))
         now = self._engine.clock.now()
         waiter = _Waiter(len(prompts))
         requests = [

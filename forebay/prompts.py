@@ -6,7 +6,7 @@ A prompt is a text, a list of token ids, or a dict with `prompt` or `prompt_toke
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forebay.errors import BadRequest
 
@@ -39,6 +39,18 @@ def split_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if prompts and all(_is_id(item) for item in prompts):
         return [prompts]  # type: ignore[list-item]  # a list of ids is one prompt
     return list(prompts)  # type: ignore[arg-type]  # each is checked by token_prompts
+
+
+def split_chats(messages: Any) -> list[Messages]:  # Any: whatever a caller has passed
+    """The single conversations in what was passed: one, or a sequence of them."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise BadRequest(
+            f"messages is a {type(messages).__name__}; it must be a list of dicts with role and "
+            "content, or a list of such lists"
+        )
+    if messages and isinstance(messages[0], Mapping):
+        return [messages]
+    return list(messages)
 
 
 def token_prompts(prompts: Sequence[Prompt], tokenizer: "TextTokenizer") -> list[TokenPrompt]:

@@ -140,8 +140,9 @@ def _open_source(config: EngineConfig) -> "ModelSource":
 
 def _model_path(config: EngineConfig) -> Path:
     from forebay.exec.embedded import embedded_model_path
+    from forebay.exec.model_path import find_model
 
-    return embedded_model_path() if config.model is None else Path(config.model)
+    return embedded_model_path() if config.model is None else find_model(Path(config.model))
 
 
 def _facts(config: EngineConfig, model: "ModelConfig") -> MemoryFacts:

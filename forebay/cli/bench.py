@@ -18,7 +18,7 @@ from forebay.cli.arguments import (
     positive,
 )
 from forebay.config import MAX_STEPS_IN_FLIGHT, EngineConfig
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, ForebayError
 from forebay.sampling_params import SamplingParams
 from forebay.units import div_ceil
 
@@ -99,7 +99,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the batch and prints the result."""
     from forebay.llm import LLM
 
-    with LLM.from_config(bench_config(arguments)) as llm:
+    try:
+        llm = LLM.from_config(bench_config(arguments))
+    except ForebayError as error:
+        if "max_model_len" in str(error):
+            error.add_note("max_model_len is --prompt plus --output; --kv-tokens sizes the KV pool")
+        raise
+    with llm:
         print(llm.startup, file=sys.stderr)
         vocab_size = min(_LAST_TOKEN, llm.get_tokenizer().vocab_size)
         if vocab_size <= _FIRST_TOKEN:
@@ -146,7 +152,9 @@ def random_prompts(seed: int, count: int, length: int, end: int) -> list[list[in
 def measure(llm: "LLM", prompts: Sequence[Sequence[int]], num_output: int) -> BenchResult:
     """Times the batch once, after a short warm-up with other prompts that is not counted."""
     vocab_end = max(max(prompt) for prompt in prompts) + 1
-    warm_up = random_prompts(-1, 2, len(prompts[0]), max(vocab_end, _FIRST_TOKEN + 1))
+    # No more of them than are measured, so that the peak is that of the batch.
+    count = min(2, len(prompts))
+    warm_up = random_prompts(-1, count, len(prompts[0]), max(vocab_end, _FIRST_TOKEN + 1))
     llm.generate(warm_up, greedy(min(4, num_output)))
     before = llm.stats()
     start = time.perf_counter()

@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -19,7 +20,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:
-        return run(arguments)
+        status = run(arguments)
+        # What is still buffered may fail as well, and should fail here.
+        print(end="", flush=True)
+        return status
     except ConfigError as error:
         return _complain(error, USAGE)
     except ForebayError as error:
@@ -28,8 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("forebay: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # as in `forebay bench | head -1`
-        sys.stderr.close()
+        _discard_output()
         return FAILED
+    except OSError as error:  # such as a disk that is full
+        _discard_output()
+        return _complain(error, FAILED)
 
 
 def build_parser() -> "Parser":
@@ -85,9 +92,21 @@ class Parser(argparse.ArgumentParser):
         sys.exit(USAGE)
 
 
-def _complain(error: ForebayError, status: int) -> int:
-    print(f"forebay: {error}", file=sys.stderr)
+def _complain(error: ForebayError | OSError, status: int) -> int:
+    for line in (f"forebay: {error}", *getattr(error, "__notes__", ())):
+        print(line, file=sys.stderr)
     return status
+
+
+def _discard_output() -> None:
+    """Lets whatever is buffered for nobody go nowhere, or Python complains of it at its exit."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ _BAR_CELLS = 48
 _LINE_EVERY_S = 5.0
 _REFRESH_PER_S = 5
 _ANSWER_CHARS = 400
+_TABLE_CELLS = 80
 
 
 class Screen:
@@ -111,6 +112,8 @@ class Screen:
                 _verdict(run, num_prompts, is_reference=run is runs[0]),
             )
         self._results.print()
+        # A narrow terminal breaks the lines, but no figure is cut off.
+        self._results.width = max(self._results.width, _TABLE_CELLS)
         self._results.print(table)
         self._results.print(
             "KV pool and recomputed: tokens. preempted: times that a request yielded."

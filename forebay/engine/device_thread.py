@@ -27,7 +27,7 @@ class DeviceThread:
 
     def call(self, action: Callable[[], T]) -> T:
         """Runs `action` on the device thread, after all earlier orders; returns or raises."""
-        if threading.current_thread() is self._thread:
+        if self.is_current:
             return action()
         answer: Future[T] = Future()
 
@@ -48,7 +48,7 @@ class DeviceThread:
         def order() -> None:
             try:
                 executor.add(request)
-            except Exception as fault:
+            except BaseException as fault:  # also one that would end this thread: someone waits
                 post(_device_fault(fault))
 
         self._orders.put(order)
@@ -61,19 +61,24 @@ class DeviceThread:
         def order() -> None:
             try:
                 result = executor.execute(step)
-            except Exception as fault:
+            except BaseException as fault:  # also one that would end this thread: someone waits
                 post(_device_fault(fault))
             else:
                 post(result)
 
         self._orders.put(order)
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is on this thread."""
+        return threading.current_thread() is self._thread
+
     def close(self) -> None:
         """Waits for the orders given so far, then ends the thread. Idempotent."""
         if not self._thread.is_alive():
             return
         self._orders.put(None)
-        if threading.current_thread() is not self._thread:
+        if not self.is_current:
             self._thread.join()
 
     def _run(self) -> None:
@@ -82,7 +87,7 @@ class DeviceThread:
             del order  # it holds a step or a result, which must not outlive it while idle
 
 
-def _device_fault(fault: Exception) -> DeviceFault:
+def _device_fault(fault: BaseException) -> DeviceFault:
     if isinstance(fault, DeviceFault):
         return fault
     kind = "" if isinstance(fault, ForebayError) else f"{type(fault).__name__}: "

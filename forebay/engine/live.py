@@ -8,6 +8,7 @@ never wait for this thread, and it never waits for them.
 import dataclasses
 import itertools
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -78,14 +79,19 @@ _Letter = _Submit | _Cancel | _AskStats | _Close | StepResult | DeviceFault
 
 
 class LiveEngine:
-    """Runs requests until closed. Every method but `close` returns at once; any thread may call."""
+    """Runs requests until closed. Every method but `close` returns at once; any thread may call.
+
+    In a process forked from its own the engine does not run: it refuses requests there.
+    """
 
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
         self._core = Scheduler(parts.limits)
         self.clock = MonotonicClock()
         self._inbox: SimpleQueue[_Letter] = SimpleQueue()
-        self._lock = threading.Lock()
+        # Reentrant, for a collected engine is closed wherever the collector happens to run.
+        self._lock = threading.RLock()
+        self._process = os.getpid()
         self._numbers = itertools.count(1)
         self._open_ids: dict[str, RequestId] = {}
         self._fault: ForebayError | None = None
@@ -112,6 +118,7 @@ class LiveEngine:
         Raises: RequestRefused for one that can never run or whose id is in use; what killed the
         engine, if it is dead.
         """
+        self._raise_if_forked()
         self.check(request)
         number = RequestId(next(self._numbers))
         prepared = prepare(request, number, self._parts.vocabulary, self._parts.seed)
@@ -127,12 +134,14 @@ class LiveEngine:
 
     def abort(self, external_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
         """Ends a request, whatever its state. Unknown and ended ones are ignored."""
+        self._raise_if_forked()
         with self._lock:
             if (number := self._open_ids.get(external_id)) is not None:
                 self._inbox.put(_Cancel(number, reason))
 
     def stats(self) -> EngineStats:
         """Gauges and counters between two steps; the last known ones once the engine is down."""
+        self._raise_if_forked()
         ask = _AskStats(Future())
         with self._lock:
             if self._fault is not None or self._is_closing or not self._thread.is_alive():
@@ -141,15 +150,29 @@ class LiveEngine:
         return ask.answer.result()
 
     def close(self) -> None:
-        """Aborts what is open, waits for steps in flight, frees the device. Idempotent."""
-        with self._lock:
-            is_first, self._is_closing = not self._is_closing, True
-            self._inbox.put(_Close())
-        if threading.current_thread() is self._thread:
+        """Aborts what is open, waits for steps in flight, frees the device. Idempotent.
+
+        From one of its own threads, where the collector may run, it asks for that and returns.
+        """
+        if self._is_forked:
             return
-        self._thread.join()
-        if is_first:
-            self._free_device()
+        with self._lock:
+            self._is_closing = True
+            self._inbox.put(_Close())
+        if threading.current_thread() is not self._thread and not self._parts.device.is_current:
+            self._thread.join()
+
+    @property
+    def _is_forked(self) -> bool:
+        """Whether this is a child process, which has neither of the threads, nor free locks."""
+        return os.getpid() != self._process
+
+    def _raise_if_forked(self) -> None:
+        if self._is_forked:
+            raise DeviceFault(
+                "this process was forked from the one that runs the engine, and threads do not "
+                "come along: build an engine in the new process"
+            )
 
     def _raise_if_down(self) -> None:
         if self._fault is not None:
@@ -164,8 +187,9 @@ class LiveEngine:
             while not (self._is_closing and self._is_drained()):
                 self._turn(self._letters())
             self._settle(None)
-        except Exception as fault:  # a bug must not leave callers waiting for ever
+        except BaseException as fault:  # a bug must not leave callers waiting for ever
             self._settle(_as_fault(fault))
+        self._free_device()
 
     def _is_drained(self) -> bool:
         return not self._records and self._core.num_in_flight == 0
@@ -302,7 +326,7 @@ class LiveEngine:
         self._parts.device.close()
 
 
-def _as_fault(fault: Exception) -> ForebayError:
+def _as_fault(fault: BaseException) -> ForebayError:
     if isinstance(fault, ForebayError):
         return fault
     wrapped = InvariantError(f"{type(fault).__name__}: {fault}")

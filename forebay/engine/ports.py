@@ -17,6 +17,8 @@ from forebay.core.events import BlockFilled
 from forebay.sampling_params import SamplingParams
 from forebay.units import Nanos, RequestId, SeqId, StepSeq
 
+_NO_TIME = Nanos(0)
+
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ExecRequest:
@@ -56,7 +58,7 @@ class StepResult:
     logprobs: dict[SeqId, TokenLogprobs] = field(default_factory=dict)
     stops: list[SeqId] = field(default_factory=list)
     filled: list[BlockFilled] = field(default_factory=list)
-    model_ns: Nanos = Nanos(0)
+    model_ns: Nanos = _NO_TIME
     """Time spent in the model itself."""
 
 

@@ -83,6 +83,7 @@ class _Branch:
     pieces: list[str] = field(default_factory=list)
     num_chars: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    shown: list[dict[int, Logprob]] = field(default_factory=list)
     total_logprob: float = 0.0
     stop_reason: int | str | None = None
     finish: FinishReason | None = None
@@ -227,6 +228,7 @@ class RequestRecord:
             fresh.add_text(fresh.text.push([token], may_stop=may_stop))
         row.text, row.tokens, row.logprobs = fresh.text, kept, logprobs
         row.pieces, row.num_chars = fresh.pieces, fresh.num_chars
+        del row.shown[num_output:]
         row.total_logprob = sum(at.logprob for at in logprobs)
         row.stop_reason = None
 
@@ -273,13 +275,14 @@ class RequestRecord:
         )
 
     def _logprobs(self, row: _Branch, start: int) -> list[dict[int, Logprob]]:
-        found = []
-        for token, at in zip(row.tokens[start:], row.logprobs[start:], strict=True):
+        # Kept, for a stream shows all of them again with every token.
+        done = len(row.shown)
+        for token, at in zip(row.tokens[done:], row.logprobs[done:], strict=True):
             position = {token: Logprob(at.logprob, at.rank, self._token_text(token))}
             for rank, (other, logprob) in enumerate(at.top.items(), start=1):
                 position.setdefault(other, Logprob(logprob, rank, self._token_text(other)))
-            found.append(position)
-        return found
+            row.shown.append(position)
+        return row.shown[start:]
 
     def _metrics(self) -> RequestMetrics:
         report = self._report

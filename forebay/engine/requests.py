@@ -48,6 +48,7 @@ def check_fits(request: NewRequest, vocabulary: Vocabulary, limits: Limits) -> N
         raise BadRequest(
             f"token id {wrong} is outside the vocabulary: 0 to {vocabulary.size - 1} are known"
         )
+    _check_some_token_may_come(request.sampling, vocabulary)
     # Hashes play no part in the verdict.
     verdict = judge(_arrive(request, RequestId(0), ()), limits)
     if isinstance(verdict, Refuse):
@@ -73,7 +74,6 @@ def prepare(
     if last is not None:
         hashes = prompt_hashes(last, request.prompt_token_ids, vocabulary.block_size)
         last = hashes[-1] if hashes else last
-    stops = frozenset(params.stop_token_ids or ())
     return Prepared(
         _arrive(request, number, hashes),
         ExecRequest(
@@ -81,10 +81,26 @@ def prepare(
             prompt_token_ids=request.prompt_token_ids,
             sampling=params,
             seed=params.seed if params.seed is not None else _drawn_seed(engine_seed, number),
-            stop_token_ids=stops if params.ignore_eos else stops | vocabulary.eos_token_ids,
+            stop_token_ids=_stop_token_ids(params, vocabulary),
             last_hash=last,
         ),
     )
+
+
+def _stop_token_ids(params: SamplingParams, vocabulary: Vocabulary) -> frozenset[int]:
+    stops = frozenset(params.stop_token_ids or ())
+    return stops if params.ignore_eos else stops | vocabulary.eos_token_ids
+
+
+def _check_some_token_may_come(params: SamplingParams, vocabulary: Vocabulary) -> None:
+    if params.min_tokens == 0:
+        return
+    stops = _stop_token_ids(params, vocabulary)
+    if sum(0 <= token < vocabulary.size for token in stops) == vocabulary.size:
+        raise BadRequest(
+            f"every token ends the sequence, but min_tokens {params.min_tokens} forbids that: "
+            "list fewer stop_token_ids, or leave min_tokens at 0"
+        )
 
 
 def _arrive(request: NewRequest, number: RequestId, hashes: tuple[bytes, ...]) -> Arrive:

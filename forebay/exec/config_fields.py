@@ -1,5 +1,6 @@
 """Named values of one file, each fetched with its type; what is wrong is said by file and key."""
 
+import math
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -37,13 +38,19 @@ class Fields:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number, whole or not."""
+        """A finite number, whole or not."""
         value = self._values.get(key)
         if value is None:
             return self._present(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.wrong(key, "a number")
-        return float(value)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise self.wrong(key, "a finite number")
+        return number
 
     def flag(self, key: str, *, default: bool) -> bool:
         """True or false."""

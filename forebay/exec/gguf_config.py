@@ -42,7 +42,7 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
     try:
         return ModelConfig(
             architecture=_ARCHITECTURES[name],
-            vocab_size=int(embedding.shape[-1]),
+            vocab_size=embedding.shape[0],
             hidden_size=hidden_size,
             intermediate_size=fields.integer(f"{name}.feed_forward_length"),
             num_layers=fields.integer(f"{name}.block_count"),

@@ -67,19 +67,16 @@ class GgufSource:
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Shape of tensor `name`, or None when the file has no such tensor."""
         tensor = self._file.tensors.get(_gguf_name(name))
-        # GGUF counts dimensions from the innermost.
-        return None if tensor is None else tuple(int(size) for size in reversed(tensor.shape))
+        return None if tensor is None else tensor.shape
 
     def read(self, name: str) -> Tensor:
         """Tensor `name` in float32, of the shape that `shape` tells."""
         tensor = self._file.tensors[_gguf_name(name)]
-        shape = self.shape(name)
-        assert shape is not None
         try:
-            values = _widen(tensor.data, GGMLQuantizationType(tensor.tensor_type), shape)
+            values = _widen(tensor.data, tensor.kind, tensor.shape)
         except NotImplementedError as error:
             raise ModelError(
-                f"{self.describe(name)} has type {tensor.tensor_type.name}, which is not "
+                f"{self.describe(name)} has type {tensor.kind.name}, which is not "
                 f"supported; use a file of type F16, Q8_0, Q4_0, Q4_1, Q4_K or Q6_K"
             ) from error
         return self._in_halves(name, torch.from_numpy(values))

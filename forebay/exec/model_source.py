@@ -6,10 +6,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from forebay.errors import ModelError
 from forebay.exec.gguf_source import GgufSource
 from forebay.exec.hf_source import HfSource
 from forebay.exec.model_config import ModelConfig
+from forebay.exec.model_path import find_model
 
 
 class ModelSource(Protocol):
@@ -36,17 +36,5 @@ def open_model(path: Path) -> ModelSource:
 
     Raises ModelError when nothing is there, or nothing that can be loaded.
     """
-    if not path.exists():
-        raise ModelError(f"no model at {path}: give a .gguf file or a directory with config.json")
-    if path.is_file():
-        return GgufSource(path)
-    if (path / "config.json").exists():
-        return HfSource(path)
-    files = sorted(path.glob("*.gguf"))
-    if len(files) == 1:
-        return GgufSource(files[0])
-    if files:
-        raise ModelError(
-            f"{path} holds {len(files)} GGUF files; name one of them, such as {files[0]}"
-        )
-    raise ModelError(f"{path} holds neither config.json nor a .gguf file")
+    path = find_model(path)
+    return GgufSource(path) if path.is_file() else HfSource(path)

@@ -30,6 +30,8 @@ FloatArray = NDArray[np.float32]
 _BUCKETS_PER_NAT = 16
 _LAST_BUCKET = 1023
 _LANES = 64
+# Stronger repetition penalties leave the range of float32, and are no different within it.
+_STRONGEST_PENALTY = 2.0**60
 # Beyond this temperature all differences of float32 logits vanish anyway.
 _HOTTEST = 1e30
 
@@ -203,7 +205,8 @@ def _penalise(row: FloatArray, sampling: SamplingParams, counts: TokenCounts) ->
     if sampling.repetition_penalty != 1.0:
         present = _ids(counts.present_ids)
         logits = row[present]
-        factor = np.float32(sampling.repetition_penalty)
+        strength = min(max(sampling.repetition_penalty, 1 / _STRONGEST_PENALTY), _STRONGEST_PENALTY)
+        factor = np.float32(strength)
         row[present] = np.where(logits > 0, logits / factor, logits * factor)
     ids = _ids(counts.ids)
     row[ids] -= np.float32(sampling.frequency_penalty) * _ids(counts.counts).astype(np.float32)

@@ -7,13 +7,15 @@ brings LLVM. Addresses are plain integers, as in C; a kernel's caller answers fo
 """
 
 import math
+import platform
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 import numba
-from llvmlite import ir  # type: ignore[import-untyped]  # it ships no types
+from llvmlite import binding as llvm  # type: ignore[import-untyped]  # it ships no types
+from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.datamodel import models
 from numba.extending import intrinsic, register_model
@@ -21,10 +23,10 @@ from numba.extending import intrinsic, register_model
 LANES = 16
 VECTOR_BYTES = 4 * LANES
 
-_F32 = ir.FloatType()
-_I32 = ir.IntType(32)
-_VEC = ir.VectorType(_F32, LANES)
-_VEC_I32 = ir.VectorType(_I32, LANES)
+FLOAT = ir.FloatType()
+_INT = ir.IntType(32)
+VECTOR = ir.VectorType(FLOAT, LANES)
+_INT_VECTOR = ir.VectorType(_INT, LANES)
 
 Vector = Any
 """A value of 16 float32 lanes inside a kernel."""
@@ -43,10 +45,25 @@ _vector = _VectorType()
 
 class _VectorModel(models.PrimitiveModel):
     def __init__(self, data_models: Any, frontend_type: Any) -> None:
-        super().__init__(data_models, frontend_type, _VEC)  # type: ignore[no-untyped-call]  # numba
+        super().__init__(data_models, frontend_type, VECTOR)  # type: ignore[no-untyped-call]  # numba
 
 
 register_model(_VectorType)(_VectorModel)
+
+
+def has_fused_multiply_add() -> bool:
+    """Without it in hardware, a kernel's `fma` would be a slow call into the C library."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return True
+    return bool(llvm.get_host_cpu_features().get("fma", False))
+
+
+def has_wide_registers() -> bool:
+    """Whether 16 lanes fit one register, and there are 32 of those (AVX-512)."""
+    settings: Any = numba.config
+    if settings.CPU_NAME:
+        return "+avx512f" in (settings.CPU_FEATURES or "")
+    return bool(llvm.get_host_cpu_features().get("avx512f", False))
 
 
 def inlined(function: _Function) -> _Function:
@@ -98,7 +115,7 @@ def _operation(result: Any, emit: Callable[..., Any]) -> Any:
     def typing(_: Any, *operand_types: Any) -> Any:
         def codegen(context: Any, builder: Any, _: Any, operands: Any) -> Any:
             values = [
-                builder.fptrunc(value, _F32) if value.type == ir.DoubleType() else value
+                builder.fptrunc(value, FLOAT) if value.type == ir.DoubleType() else value
                 for value in operands
             ]
             emitted = emit(builder, *values)
@@ -109,13 +126,14 @@ def _operation(result: Any, emit: Callable[..., Any]) -> Any:
     return typing
 
 
-def _pointer(builder: Any, address: Any, pointee: Any) -> Any:
+def pointer(builder: Any, address: Any, pointee: Any) -> Any:
+    """LLVM code that makes an integer address a pointer."""
     return builder.inttoptr(address, pointee.as_pointer())
 
 
 def _load(pointee: Any, align: int) -> Callable[[Any, Any], Any]:
     def emit(builder: Any, address: Any) -> Any:
-        return builder.load(_pointer(builder, address, pointee), align=align)
+        return builder.load(pointer(builder, address, pointee), align=align)
 
     return emit
 
@@ -124,27 +142,29 @@ def _store(pointee: Any, align: int) -> Callable[[Any, Any, Any], Any]:
     def emit(builder: Any, address: Any, value: Any) -> Any:
         if isinstance(pointee, ir.IntType) and value.type.width > pointee.width:
             value = builder.trunc(value, pointee)
-        return builder.store(value, _pointer(builder, address, pointee), align=align)
+        return builder.store(value, pointer(builder, address, pointee), align=align)
 
     return emit
 
 
 def _constant(value: float) -> Any:
-    return ir.Constant(_VEC, [value] * LANES)
+    return ir.Constant(VECTOR, [value] * LANES)
 
 
 def _constant_i32(value: int) -> Any:
-    return ir.Constant(_VEC_I32, [value] * LANES)
+    return ir.Constant(_INT_VECTOR, [value] * LANES)
 
 
-def _emit_splat(builder: Any, value: Any) -> Any:
+def emit_splat(builder: Any, value: Any) -> Any:
+    """LLVM code of a vector that holds `value` in every lane."""
     kind = ir.VectorType(value.type, LANES)
-    first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_I32, 0))
+    first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_INT, 0))
     return builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), _constant_i32(0))
 
 
-def _emit_fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    name = "llvm.fma.v16f32" if a.type == _VEC else "llvm.fma.f32"
+def emit_fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """LLVM code of `a * b + c`, rounded once."""
+    name = "llvm.fma.v16f32" if a.type == VECTOR else "llvm.fma.f32"
     kind = ir.FunctionType(a.type, [a.type] * 3)
     return builder.call(_get_or_insert_function(builder.module, kind, name), [a, b, c])
 
@@ -154,10 +174,10 @@ def _emit_max(builder: Any, a: Any, b: Any) -> Any:
 
 
 def _emit_keep_first(builder: Any, vector: Any, count: Any, otherwise: Any) -> Any:
-    lane = ir.Constant(_VEC_I32, list(range(LANES)))
-    limit = _emit_splat(builder, builder.trunc(count, _I32))
+    lane = ir.Constant(_INT_VECTOR, list(range(LANES)))
+    limit = emit_splat(builder, builder.trunc(count, _INT))
     keep = builder.icmp_signed("<", lane, limit)
-    return builder.select(keep, vector, _emit_splat(builder, otherwise))
+    return builder.select(keep, vector, emit_splat(builder, otherwise))
 
 
 def _emit_fold(combine: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -172,12 +192,12 @@ def _emit_fold(combine: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any], 
                 builder.shuffle_vector(
                     vector,
                     undefined,
-                    ir.Constant(ir.VectorType(_I32, width), list(range(start, start + width))),
+                    ir.Constant(ir.VectorType(_INT, width), list(range(start, start + width))),
                 )
                 for start in (0, width)
             ]
             vector = combine(builder, *halves)
-        return builder.extract_element(vector, ir.Constant(_I32, 0))
+        return builder.extract_element(vector, ir.Constant(_INT, 0))
 
     return emit
 
@@ -195,29 +215,30 @@ def _emit_exp2(builder: Any, exponent: Any) -> Any:
     rest = builder.fsub(clamped, builder.fsub(shifted, magic))
     power = _constant(_TAYLOR[-1])
     for coefficient in reversed(_TAYLOR[:-1]):
-        power = _emit_fma(builder, power, rest, _constant(coefficient))
-    whole = builder.sub(builder.bitcast(shifted, _VEC_I32), _constant_i32(0x4B400000))
+        power = emit_fma(builder, power, rest, _constant(coefficient))
+    whole = builder.sub(builder.bitcast(shifted, _INT_VECTOR), _constant_i32(0x4B400000))
     bits = builder.shl(whole, _constant_i32(23))
-    return builder.bitcast(builder.add(builder.bitcast(power, _VEC_I32), bits), _VEC)
+    return builder.bitcast(builder.add(builder.bitcast(power, _INT_VECTOR), bits), VECTOR)
 
 
 def _emit_fetch_add(builder: Any, address: Any, value: Any) -> Any:
-    pointer = _pointer(builder, address, ir.IntType(64))
-    return builder.atomic_rmw("add", pointer, value, "monotonic")
+    place = pointer(builder, address, ir.IntType(64))
+    return builder.atomic_rmw("add", place, value, "monotonic")
 
 
-def _emit_prefetch(builder: Any, address: Any) -> Any:
+def emit_prefetch(builder: Any, address: Any) -> Any:
     """Asks for a line to be read soon; an address that is not mapped does no harm."""
-    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer()] + [_I32] * 3)
+    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer()] + [_INT] * 3)
     name = "llvm.prefetch.p0"
     function = _get_or_insert_function(builder.module, kind, name)
-    for_read, keep_close, data = (ir.Constant(_I32, value) for value in (0, 3, 1))
-    pointer = _pointer(builder, address, ir.IntType(8))
-    return builder.call(function, [pointer, for_read, keep_close, data])
+    for_read, keep_close, data = (ir.Constant(_INT, value) for value in (0, 3, 1))
+    place = pointer(builder, address, ir.IntType(8))
+    return builder.call(function, [place, for_read, keep_close, data])
 
 
-def _define(name: str, arity: int, result: Any, emit: Callable[..., Any]) -> Any:
-    """numba reads an intrinsic's parameter list, so each arity needs a function of its own."""
+def define(name: str, arity: int, result: Any, emit: Callable[..., Any]) -> Any:
+    """A new word of the kernel language: `emit(builder, *operands)` writes its LLVM code."""
+    # numba reads an intrinsic's parameter list, so each arity needs a function of its own.
     typing = _operation(result, emit)
     wrappers: dict[int, Callable[..., Any]] = {
         1: lambda typingctx, a: typing(typingctx, a),
@@ -230,28 +251,28 @@ def _define(name: str, arity: int, result: Any, emit: Callable[..., Any]) -> Any
     return intrinsic(wrapper)
 
 
-load = _define("load", 1, _vector, _load(_VEC, 4))
-store = _define("store", 2, types.void, _store(_VEC, 4))
-load_f32 = _define("load_f32", 1, types.float32, _load(_F32, 4))
-store_f32 = _define("store_f32", 2, types.void, _store(_F32, 4))
-load_i32 = _define("load_i32", 1, types.int32, _load(_I32, 4))
-store_i32 = _define("store_i32", 2, types.void, _store(_I32, 4))
-store_i64 = _define("store_i64", 2, types.void, _store(ir.IntType(64), 4))
-load_i64 = _define("load_i64", 1, types.int64, _load(ir.IntType(64), 8))
-fetch_add = _define("fetch_add", 2, types.int64, _emit_fetch_add)
-prefetch = _define("prefetch", 1, types.void, _emit_prefetch)
+load = define("load", 1, _vector, _load(VECTOR, 4))
+store = define("store", 2, types.void, _store(VECTOR, 4))
+load_f32 = define("load_f32", 1, types.float32, _load(FLOAT, 4))
+store_f32 = define("store_f32", 2, types.void, _store(FLOAT, 4))
+load_i32 = define("load_i32", 1, types.int32, _load(_INT, 4))
+store_i32 = define("store_i32", 2, types.void, _store(_INT, 4))
+store_i64 = define("store_i64", 2, types.void, _store(ir.IntType(64), 4))
+load_i64 = define("load_i64", 1, types.int64, _load(ir.IntType(64), 8))
+fetch_add = define("fetch_add", 2, types.int64, _emit_fetch_add)
+prefetch = define("prefetch", 1, types.void, emit_prefetch)
 
-splat = _define("splat", 1, _vector, _emit_splat)
-add = _define("add", 2, _vector, lambda builder, a, b: builder.fadd(a, b))
-sub = _define("sub", 2, _vector, lambda builder, a, b: builder.fsub(a, b))
-mul = _define("mul", 2, _vector, lambda builder, a, b: builder.fmul(a, b))
-div = _define("div", 2, _vector, lambda builder, a, b: builder.fdiv(a, b))
-fma = _define("fma", 3, _vector, _emit_fma)
-maximum = _define("maximum", 2, _vector, _emit_max)
-exp2 = _define("exp2", 1, _vector, _emit_exp2)
-keep_first = _define("keep_first", 3, _vector, _emit_keep_first)
-sum_lanes = _define(
+splat = define("splat", 1, _vector, emit_splat)
+add = define("add", 2, _vector, lambda builder, a, b: builder.fadd(a, b))
+sub = define("sub", 2, _vector, lambda builder, a, b: builder.fsub(a, b))
+mul = define("mul", 2, _vector, lambda builder, a, b: builder.fmul(a, b))
+div = define("div", 2, _vector, lambda builder, a, b: builder.fdiv(a, b))
+fma = define("fma", 3, _vector, emit_fma)
+maximum = define("maximum", 2, _vector, _emit_max)
+exp2 = define("exp2", 1, _vector, _emit_exp2)
+keep_first = define("keep_first", 3, _vector, _emit_keep_first)
+sum_lanes = define(
     "sum_lanes", 1, types.float32, _emit_fold(lambda builder, a, b: builder.fadd(a, b))
 )
-max_lanes = _define("max_lanes", 1, types.float32, _emit_fold(_emit_max))
-fma_f32 = _define("fma_f32", 3, types.float32, _emit_fma)
+max_lanes = define("max_lanes", 1, types.float32, _emit_fold(_emit_max))
+fma_f32 = define("fma_f32", 3, types.float32, emit_fma)

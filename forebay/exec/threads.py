@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from forebay.exec.simd import CompiledKernel
 
-SPIN_ROUNDS = 1000
-"""How long a worker spins before it sleeps: a few microseconds.
+SPIN_ROUNDS = 3000
+"""How long a worker spins before it sleeps: on recent Intel CPUs some 150 microseconds.
 
-The runtime's own 300,000 rounds, or milliseconds, gain nothing measurable when the cores are free,
-and make a step several times slower when anything else wants one (`bench/kernels.py`).
+That bridges the gap between two operators of a step. The runtime's own 300,000 rounds are
+milliseconds: they hold a core that another process could use, and a step on two busy cores took
+up to ten times as long with them (`bench/kernels.py` times several settings).
 """
 
 

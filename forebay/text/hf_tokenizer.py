@@ -89,9 +89,7 @@ def _add_missing(
 
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     listed = config.get("added_tokens_decoder")
-    entries = (
-        sorted(listed.items(), key=lambda item: int(item[0])) if isinstance(listed, dict) else []
-    )
+    entries = sorted(listed.items(), key=_added_token_id) if isinstance(listed, dict) else []
     for _, entry in entries:
         text = _token_text(entry)
         if text is not None and text not in known:
@@ -103,6 +101,15 @@ def _add_missing(
         if text not in known:
             tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True)])
             known.add(text)
+
+
+def _added_token_id(entry: tuple[str, object]) -> int:
+    try:
+        return int(entry[0])
+    except ValueError:
+        raise ModelError(
+            f"tokenizer_config.json: added_tokens_decoder lists {entry[0]!r}, which is no token id"
+        ) from None
 
 
 def _special_tokens(

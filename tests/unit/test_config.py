@@ -27,6 +27,20 @@ def test_every_fault_is_reported_at_once() -> None:
         assert any(fault.startswith(name) for fault in faults)
 
 
+def test_faults_of_all_kinds_are_reported_at_once() -> None:
+    faults = faults_of(
+        kv_token=3,
+        block_size=0,
+        kv_tokens=5,
+        max_num_seqs=100,
+        max_num_batched_tokens=50,
+        dtype="float16",
+    )
+    assert [fault.split()[0] for fault in faults] == [
+        *("unknown", "block_size", "max_num_batched_tokens", 'dtype="float16"')
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

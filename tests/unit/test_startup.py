@@ -146,6 +146,14 @@ def test_the_tokenizer_may_come_from_elsewhere(tiny: str, tmp_path: Path) -> Non
         find_tokenizer(EngineConfig(model=tiny, tokenizer=str(tmp_path / "none")))
 
 
+def test_a_directory_stands_for_the_one_gguf_file_in_it(tiny: str) -> None:
+    folder = str(Path(tiny).parent)
+    assert find_tokenizer(EngineConfig(model=folder)).vocab_size >= 258
+    with LLM(folder, max_model_len=32, num_threads=1, preemption_mode="recompute") as llm:
+        [output] = llm.generate("a", SamplingParams(max_tokens=2, ignore_eos=True))
+        assert len(output.outputs[0].token_ids) == 2
+
+
 @pytest.fixture
 def machine(tmp_path: Path) -> tuple[Path, Path]:
     proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"

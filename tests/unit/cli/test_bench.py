@@ -54,6 +54,21 @@ def test_pressure_shows_in_the_figures_and_not_in_the_digest(
     assert free["outputs_sha256"] == recompute["outputs_sha256"] == swap["outputs_sha256"]
 
 
+def test_the_peak_is_that_of_the_batch_not_of_the_warm_up(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    few = ["bench", "--requests", "1", "--prompt", "40", "--output", "8", "--kv-tokens", "512"]
+    assert main([*few, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kv_tokens_peak"] == 48
+
+
+def test_a_length_beyond_the_pool_is_explained_in_options(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["bench", "--prompt", "100", "--kv-tokens", "64"]) == 2
+    assert "max_model_len is --prompt plus --output" in capsys.readouterr().err
+
+
 def test_another_seed_gives_other_prompts(capsys: pytest.CaptureFixture[str]) -> None:
     assert random_prompts(0, 2, 3, 100) == random_prompts(0, 2, 3, 100)
     assert random_prompts(0, 2, 3, 100) != random_prompts(1, 2, 3, 100)

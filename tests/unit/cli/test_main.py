@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -69,6 +70,51 @@ def test_errors_are_one_line_and_no_traceback(
         "forebay: it burnt",
         "forebay: interrupted",
     ]
+
+
+def test_what_cannot_be_written_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(arguments: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(bench, "run", run)
+    assert status_of("bench") == 1
+    assert capsys.readouterr().err == "forebay: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.parametrize("num_chars", [10, 1_000_000])
+def test_a_reader_that_has_gone_is_no_error_to_tell(num_chars: int) -> None:
+    code = (
+        "import sys\n"
+        "from forebay.cli import bench, main\n"
+        f"bench.run = lambda arguments: print('x' * {num_chars}) or 0\n"
+        "sys.exit(main.main(['bench']))\n"
+    )
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    os.close(writing)
+    assert (found.returncode, found.stderr) == (1, "")
+
+
+def test_without_any_output_a_command_still_runs() -> None:
+    code = (
+        "import sys\n"
+        "from forebay.cli import bench, main\n"
+        "sys.stdout = None\n"
+        "bench.run = lambda arguments: 0\n"
+        "sys.exit(main.main(['bench']))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_every_option_has_help() -> None:

@@ -95,7 +95,7 @@ DEAR_SWAP = Costs(prefill_ns_per_token=1, swap_ns_per_block=10)
 )
 def test_how_a_victim_yields(more: Any, computed: int, how: Yield, lacks: bool) -> None:
     rooms = Rooms.build(limits(**{"num_host_blocks": 4, **more}))
-    req = running(rooms, request(p=6), computed=computed)
+    req = running(rooms, request(p=7), computed=computed)
     assert rooms.victims.how(req) is how
     assert rooms.victims.lacks_host_room(req) is lacks
 

@@ -62,6 +62,30 @@ def test_tokens_become_text_and_a_report() -> None:
     assert (output.num_cached_tokens, metrics.swapped_blocks) == (4, 3)
 
 
+def test_a_position_is_spelt_once_however_often_it_is_read() -> None:
+    spelt: list[int] = []
+
+    def spell(token: int) -> str:
+        spelt.append(token)
+        return letters([token])
+
+    request = record_of(logprobs=1, max_tokens=50).request
+    record = RequestRecord(request, new_text=LetterText, token_text=spell)
+    cursor = record.start_cursor()
+    for token in range(30):
+        record.take(0, token, TokenLogprobs(-1.0, 2, {99: -0.5}), at(1))
+        [whole] = record.read().outputs
+        [news] = record.read_since(cursor).outputs
+        assert whole.logprobs is not None
+        assert [next(iter(one)) for one in whole.logprobs] == list(range(token + 1))
+        assert news.logprobs == whole.logprobs[-1:]
+    assert len(spelt) == 60
+    record.end(0, FinishReason.LENGTH, 20, REPORT, at(2))
+    [one] = record.read().outputs
+    assert one.logprobs is not None
+    assert len(one.logprobs) == len(one.token_ids) == 20
+
+
 def test_a_stop_string_ends_the_text_and_later_tokens_are_dropped() -> None:
     record = record_of(stop=["cd", "zz"])
     assert feed(record, "abcd") == [False, False, False, True]

@@ -241,7 +241,7 @@ def test_a_file_cut_in_its_data_names_the_tensor(tmp_path: Path) -> None:
 def test_a_file_cut_or_changed_anywhere_never_ends_in_another_error(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     whole = _small_file(path, extra=lambda w: w.add_token_list(["a", "b"]))
-    start_of_data = GgufFile(path).tensors["token_embd.weight"].data_offset
+    start_of_data = GgufFile(path).tensors["token_embd.weight"].offset
     random = np.random.default_rng(8)
     refused = 0
     for attempt in range(300):

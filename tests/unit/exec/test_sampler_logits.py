@@ -89,6 +89,18 @@ def test_penalties_follow_their_formulas_token_by_token(fields):
     assert len(set(output)) > 5
 
 
+@pytest.mark.parametrize("penalty", [1e-300, 1e-40, 1e40, 1e300])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_strongest_penalties_stay_finite(penalty, temperature):
+    buffer = buffer_of(
+        prompt=[0, 1], output=[2], repetition_penalty=penalty, temperature=temperature
+    )
+    for row in (row_of(3, -3, 0, 1, -1), row_of(0, 0, 0, 0, 0)):
+        assert 0 <= next_token(row, buffer) < 5
+    is_reward = penalty < 1
+    assert next_token(row_of(3, -3, 0, 1, -1), buffer) == (0 if is_reward else 3)
+
+
 def test_penalty_counts_are_made_anew_from_the_buffer():
     fields = {"frequency_penalty": 0.8, "repetition_penalty": 1.4}
     steady = buffer_of(prompt=[1, 2], **fields)

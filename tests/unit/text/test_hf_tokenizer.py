@@ -151,6 +151,7 @@ def test_a_chat_gets_no_second_bos(folder: Path) -> None:
         ("tokenizer.json", "{", "cannot be read as a tokenizer"),
         ("tokenizer.json", {"version": "1.0"}, "cannot be read as a tokenizer"),
         ("tokenizer_config.json", "{", "cannot be read as JSON"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"x": {"content": "a"}}}, "lists 'x'"),
         ("special_tokens_map.json", [], "should hold a JSON object, not list"),
     ],
 )
