@@ -27,7 +27,7 @@ from forebay.core.lifecycle import (
     advance,
 )
 from forebay.core.queues import Queues
-from forebay.core.request import Request, Sequence
+from forebay.core.request import Request, Sequence, every_sequence
 from forebay.core.swap import HostRun
 from forebay.core.victims import Victims
 from forebay.units import Nanos, RequestId, SeqId, StepSeq
@@ -47,6 +47,8 @@ class Actions:
         self.leaving: list[Leave] = []
         self.ended: list[RequestId] = []
         """Told to the executor with the next step."""
+        self.told: list[Effect] = []
+        """What planning itself brought about; the next `Scheduler.tick` tells the driver."""
 
     def start(self, request: Request, probe: Probe, draft: StepDraft) -> JoinKind:
         """Queued -> Running, with blocks for all its known tokens."""
@@ -62,6 +64,7 @@ class Actions:
         return kind
 
     def _note_start(self, request: Request, num_cached: int, draft: StepDraft) -> JoinKind:
+        request.prefill_until = request.live[0].known
         if request.admitted_once:
             return JoinKind.RESUMED
         request.admitted_once = True
@@ -124,9 +127,15 @@ class Actions:
             report = self._close(request, reason, now)
         return Ended(seq.id, reason, seq.known - request.spec.num_prompt, report)
 
+    def give_up(self, request: Request, draft: StepDraft) -> None:
+        """A waiting request that can never start, or a swapped one that can never return, ends."""
+        for seq in every_sequence(request):
+            self.told.append(self.end(request, seq, FinishReason.IGNORED, draft.now))
+        draft.ignored.append(request)
+
     def _close(self, request: Request, reason: FinishReason, now: Nanos) -> RequestReport:
         if isinstance(request.state, Swapped):
-            self._kv.host.give_back(request.state.host)
+            self._kv.drop_swapped(request.state.host, reason)
         advance(request, Move.END, Finished(reason), self._queues)
         self.ended.append(request.id)
         self.tally.requests_ended += 1

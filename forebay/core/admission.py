@@ -6,7 +6,8 @@ from forebay.core.draft import StepDraft
 from forebay.core.kv import KvSpace, Probe
 from forebay.core.lifecycle import Queued, QueuedWhy, Swapped
 from forebay.core.limits import Limits
-from forebay.core.outlook import Outlook
+from forebay.core.outlook import Prospects
+from forebay.core.policies import Urgency
 from forebay.core.queues import Queues
 from forebay.core.request import Request
 from forebay.core.swap import HostRun
@@ -43,7 +44,7 @@ Verdict = Start | BringBack | Stop
 class Admission:
     """Seats, budget and blocks for all known tokens, and an outlook while something runs."""
 
-    def __init__(self, limits: Limits, kv: KvSpace, queues: Queues, outlook: Outlook) -> None:
+    def __init__(self, limits: Limits, kv: KvSpace, queues: Queues, outlook: Prospects) -> None:
         self._limits = limits
         self._kv = kv
         self._queues = queues
@@ -56,12 +57,17 @@ class Admission:
         less urgent one runs, which will be the first to yield.
         """
         verdict = self.has_room(request, draft)
-        running = self._queues.running
-        if isinstance(verdict, Stop) or not running or running[-1].order[0] > request.order[0]:
+        if isinstance(verdict, Stop) or self._has_least_to_lose(request):
             return verdict
         if verdict.cost + self._limits.watermark_blocks > self._kv.pool.num_free:
             return Stop()
         return verdict if self._outlook.pays(request, verdict.cost) else Stop()
+
+    def _has_least_to_lose(self, request: Request) -> bool:
+        running = self._queues.running
+        if self._limits.rules.urgency is Urgency.WAITS:
+            return not (running or self._queues.parked)
+        return not running or running[-1].order[0] > request.order[0]
 
     def has_room(self, request: Request, draft: StepDraft) -> Verdict:
         """Whether seats, budget and blocks suffice at this moment."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from forebay.core.effects import Step
 from forebay.core.lifecycle import Finished, Loaded, Loading, Queued, Running, Swapped
+from forebay.core.policies import Intake
 from forebay.core.request import Request
 from forebay.core.scheduler import Scheduler
 
@@ -115,7 +116,8 @@ def _request(scheduler: Scheduler, request: Request) -> Iterator[str]:
     branches = len(request.live) if request.forked else request.spec.num_branches
     need = limits.blocks_for_group(request.spec.num_prompt, longest, branches)
     at_limit = all(seq.known >= seq.limit - 1 for seq in request.live)
-    if need > limits.num_blocks and not at_limit:
+    judged = limits.rules.intake is Intake.JUDGE
+    if judged and need > limits.num_blocks and not at_limit:
         yield f"Q3: request {request.id} needs {need} of {limits.num_blocks} blocks and waits"
 
 

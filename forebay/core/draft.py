@@ -22,6 +22,8 @@ class StepDraft:
     left: list[Leave] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
     preempted: list[Preempted] = field(default_factory=list)
+    ignored: list[Request] = field(default_factory=list)
+    """Given up by a loop that judges at admission."""
     loads: list[Load] = field(default_factory=list)
     under_pressure: bool = False
     """Somebody found no block, whether or not anybody yielded for it."""

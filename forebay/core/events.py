@@ -19,6 +19,8 @@ class FinishReason(Enum):
     """The deadline passed, in the queue or while running."""
     KV_CAPACITY = "kv_capacity"
     """The request filled the whole KV pool by itself; its output so far is whole."""
+    IGNORED = "ignored"
+    """Given up by a preset: it can never start, or never go on (vLLM V0 calls it so)."""
     ERROR = "error"
     """The executor failed."""
 

@@ -22,6 +22,8 @@ class Gauges:
     host_total: int
     host_used: int
     num_in_flight: int
+    host_leaked: int = 0
+    """Slots lost to a quirk of the preset; never part of `host_used`."""
 
 
 @dataclass(slots=True, kw_only=True)

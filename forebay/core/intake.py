@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from forebay.core.effects import Capped, Refuse, RefuseReason
 from forebay.core.events import Arrive, FinishReason
 from forebay.core.limits import Limits, Policy
+from forebay.core.policies import Intake
 from forebay.core.request import Request, new_request
 from forebay.units import MAX_BRANCHES
 
@@ -22,6 +23,8 @@ def judge(spec: Arrive, limits: Limits) -> Join | Refuse:
     fault = _shape_fault(spec, limits)
     if fault:
         return Refuse(spec.request_id, RefuseReason.BAD_SHAPE, fault)
+    if limits.rules.intake is not Intake.JUDGE:
+        return _join(spec, limits, None)
     if spec.num_prompt >= limits.max_model_len:
         message = (
             f"the prompt has {spec.num_prompt} tokens; with max_model_len {limits.max_model_len} "
@@ -53,6 +56,8 @@ def _shape_fault(spec: Arrive, limits: Limits) -> str | None:
             f"external_tokens is {spec.external_tokens}: only a single sequence can be loaded, "
             f"and at most its {spec.num_prompt} prompt tokens"
         )
+    if limits.rules.intake is Intake.TAKE_ALL:
+        return None
     if spec.num_branches > limits.max_num_seqs:
         return f"n is {spec.num_branches}, more than max_num_seqs {limits.max_num_seqs}"
     if spec.num_branches > limits.max_num_batched_tokens:
@@ -72,10 +77,13 @@ def _arithmetic(spec: Arrive, limits: Limits) -> str:
     )
 
 
-def _join(spec: Arrive, limits: Limits, fitting: int) -> Join:
-    wanted = min(spec.num_prompt + spec.max_tokens, limits.max_model_len)
+def _join(spec: Arrive, limits: Limits, fitting: int | None) -> Join:
+    """`fitting`: the longest that the pool can hold, None if that is not asked."""
+    wanted = spec.num_prompt + spec.max_tokens
+    if limits.rules.intake is not Intake.TAKE_ALL:
+        wanted = max(spec.num_prompt + 1, min(wanted, limits.max_model_len))
     limit, reason, capped = wanted, FinishReason.LENGTH, None
-    if fitting < wanted:
+    if fitting is not None and fitting < wanted:
         limit, reason = fitting, FinishReason.KV_CAPACITY
         message = (
             f"asked for up to {wanted} tokens a sequence, but {spec.num_branches} sequence(s) of "

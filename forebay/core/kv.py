@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from forebay.core.blocks import BlockPool, Hold
 from forebay.core.duplicates import build_index
 from forebay.core.effects import Clone, SwapIn, SwapOut
+from forebay.core.events import FinishReason
 from forebay.core.fences import Fences
 from forebay.core.limits import Fencing, Limits
-from forebay.core.policies import Granting, UndoneBlocks
+from forebay.core.policies import Granting, HostLeak, SwapSpan, UndoneBlocks
 from forebay.core.request import Request, Sequence
 from forebay.core.swap import HostPool, HostRun
 from forebay.units import BlockId, StepSeq
@@ -192,12 +193,18 @@ class KvSpace:
     # -- swap --------------------------------------------------------------------------
 
     def computed_blocks(self, request: Request) -> list[BlockId]:
-        """The distinct device blocks that hold computed tokens of the request."""
+        """The distinct device blocks that hold computed tokens of the request, or its tables."""
         blocks: dict[BlockId, None] = {}
         for seq in request.live:
-            used = self._limits.blocks_for(seq.computed)
+            used = self._num_swapped(seq)
             blocks.update(dict.fromkeys(seq.table.blocks[:used]))
         return list(blocks)
+
+    def _num_swapped(self, seq: Sequence) -> int:
+        """Leading blocks of the table that a swap moves."""
+        if self._limits.rules.swap_span is SwapSpan.TABLE:
+            return len(seq.table.blocks)
+        return self._limits.blocks_for(seq.computed)
 
     def swap_out(
         self, request: Request, last_step: StepSeq | None
@@ -208,7 +215,7 @@ class KvSpace:
         slot_of = dict(zip(blocks, slots, strict=True))
         tables = {}
         for seq in request.live:
-            used = self._limits.blocks_for(seq.computed)
+            used = self._num_swapped(seq)
             tables[seq.id] = tuple(slot_of[block] for block in seq.table.blocks[:used])
         copies = [SwapOut(block, slot) for block, slot in slot_of.items()]
         for seq in request.live:
@@ -249,3 +256,11 @@ class KvSpace:
             self._fill(seq)
         self.host.give_back(run)
         return copies
+
+    def drop_swapped(self, run: HostRun, reason: FinishReason) -> None:
+        """A swapped request ended: its host slots are free, but for a quirk of vLLM V0."""
+        leaks = self._limits.rules.host_leak is HostLeak.WHEN_IGNORED
+        if leaks and reason is FinishReason.IGNORED:
+            self.host.leak(run)
+        else:
+            self.host.give_back(run)

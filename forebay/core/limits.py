@@ -23,6 +23,8 @@ class PreemptionMode(Enum):
     RECOMPUTE = "recompute"
     SWAP = "swap"
     AUTO = "auto"
+    GROUPS = "groups"
+    """Groups are swapped, single sequences recomputed (vLLM V0's default)."""
 
 
 class Fencing(Enum):

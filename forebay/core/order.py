@@ -7,6 +7,7 @@ from forebay.core.limits import Limits, Policy
 from forebay.core.policies import QueueRule
 from forebay.core.queues import Queues, order_of
 from forebay.core.request import Request
+from forebay.core.three_queues import ThreeQueues
 from forebay.errors import InvariantError
 
 
@@ -64,6 +65,10 @@ class AdmissionOrder(Queues):
 
 def build_queues(limits: Limits) -> Queues:
     """The queues that the rules ask for."""
-    if limits.rules.queues is QueueRule.BY_ADMISSION:
-        return AdmissionOrder(limits.policy)
-    return Queues()
+    match limits.rules.queues:
+        case QueueRule.ONE_ORDER:
+            return Queues()
+        case QueueRule.BY_ADMISSION:
+            return AdmissionOrder(limits.policy)
+        case QueueRule.THREE_QUEUES:
+            return ThreeQueues()

@@ -10,6 +10,8 @@ they hold. How much a request will still generate is not known: a share of what 
 more than what requests that stopped by themselves lately had left at the same point.
 """
 
+from typing import Protocol
+
 from forebay.core.effects import Yield
 from forebay.core.kv import KvSpace
 from forebay.core.limits import Limits, PreemptionMode
@@ -17,6 +19,17 @@ from forebay.core.queues import Queues
 from forebay.core.request import Request, Sequence
 from forebay.core.throttle import Throttle
 from forebay.units import div_ceil
+
+
+class Prospects(Protocol):
+    """What admission asks, besides room now, before a request starts beside others."""
+
+    def pays(self, request: Request, cost: int) -> bool:
+        """Whether a request that takes `cost` blocks now should start."""
+
+    def note_stopped(self, num_output: int) -> None:
+        """A sequence stopped by itself after so many output tokens."""
+
 
 _MEMORY = 1 / 32  # weight of one more finished output in the moving average
 

@@ -13,6 +13,9 @@ class Preset(Enum):
 
     FOREBAY = "forebay"
     VLLM_V1 = "vllm-v1"
+    VLLM_V0 = "vllm-v0"
+    NO_EVICT = "no-evict"
+    RATIO = "ratio"
 
 
 class QueueRule(Enum):
@@ -23,6 +26,9 @@ class QueueRule(Enum):
     BY_ADMISSION = "by_admission"
     """Running in order of admission. Waiting in order of arrival, but victims at the head, the
     latest first; under the priority policy by (priority, arrival, id)."""
+    THREE_QUEUES = "three_queues"
+    """Waiting, running and swapped each in the order of entering; victims that are recomputed go
+    to the head of waiting when the step is planned, the latest first (vLLM V0)."""
 
 
 class Granting(Enum):
@@ -70,6 +76,85 @@ class CursorRule(Enum):
     stood before it, one request is passed over."""
 
 
+class Intake(Enum):
+    """What is refused or shortened before it joins the queue."""
+
+    JUDGE = "judge"
+    """What can never start is refused; output is capped by `max_model_len` and the pool."""
+    CLAMP = "clamp"
+    """Output is capped by `max_model_len`; what can never start is found out at admission."""
+    TAKE_ALL = "take_all"
+    """Nothing: every sequence runs to its `max_tokens` (how the V0 recordings were driven)."""
+
+
+class SwapSpan(Enum):
+    """Which blocks of a victim are copied to the host."""
+
+    COMPUTED = "computed"
+    """Those that hold computed tokens."""
+    TABLE = "table"
+    """The whole table, also what a half-computed prompt has not reached (vLLM V0)."""
+
+
+class GrowthCheck(Enum):
+    """How many free blocks a running request must find before it gets its tokens."""
+
+    MISSING = "missing"
+    """As many as it takes."""
+    ONE_EACH = "one_each"
+    """One for each of its sequences, even if none will be used (vLLM V0). A chunked prompt that
+    fills the pool evicts itself for ever."""
+
+
+class HostLeak(Enum):
+    """What becomes of the host blocks of a swapped request that is given up."""
+
+    NONE = "none"
+    WHEN_IGNORED = "when_ignored"
+    """They are never given back (vLLM 0.5.5), until no victim finds room any more."""
+
+
+class SwapInSize(Enum):
+    """How much of a half-computed prompt must fit in the step that swaps it in."""
+
+    CHUNK = "chunk"
+    """What the budget leaves."""
+    WHOLE = "whole"
+    """All that is missing; if that exceeds the budget of an empty step it waits for ever
+    (vLLM 0.5.5)."""
+
+
+class StartRule(Enum):
+    """What must hold, besides room now, before a request starts beside others."""
+
+    OUTLOOK = "outlook"
+    """It is expected to run long enough to pay for being preempted (`outlook.py`)."""
+    RESERVE_TO_LIMIT = "reserve_to_limit"
+    """The pool holds all that run at their full length (`reserve.py`)."""
+    TOKEN_RATIO = "token_ratio"
+    """The pool holds a share of what those that run may still generate (`token_ratio.py`)."""
+
+
+class Urgency(Enum):
+    """What a waiting request may do to strictly less urgent ones that run."""
+
+    EVICTS = "evicts"
+    WAITS = "waits"
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class PromptDelay:
+    """Prompts wait until the oldest has waited `factor` times as long as the last prompt step took.
+
+    Compared in floating-point seconds, as the reference does, so that ties fall the same way.
+    Source: vLLM 0.5.5's `scheduler_delay_factor`.
+    """
+
+    factor: float
+    unit_s: float = 1e-9
+    """Seconds in one unit of the machine's time. A replay may count steps instead."""
+
+
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Rules:
     """One answer to each question."""
@@ -82,3 +167,13 @@ class Rules:
     cursor: CursorRule = CursorRule.EXACT
     watermark_spare_blocks: int = 0
     """Blocks that the watermark's share counts beyond the usable ones (vLLM: its null block)."""
+    intake: Intake = Intake.JUDGE
+    start: StartRule = StartRule.OUTLOOK
+    urgency: Urgency = Urgency.EVICTS
+    growth: GrowthCheck = GrowthCheck.MISSING
+    swap_span: SwapSpan = SwapSpan.COMPUTED
+    swap_in_size: SwapInSize = SwapInSize.CHUNK
+    host_leak: HostLeak = HostLeak.NONE
+    prompt_delay: PromptDelay | None = None
+    conservativeness: float = 1.0
+    """Scales the share of `StartRule.TOKEN_RATIO`."""

@@ -7,11 +7,19 @@ from forebay.core.policies import (
     CursorRule,
     Duplicates,
     Granting,
+    GrowthCheck,
+    HostLeak,
+    Intake,
     Preset,
+    PromptDelay,
     Publishing,
     QueueRule,
     Rules,
+    StartRule,
+    SwapInSize,
+    SwapSpan,
     UndoneBlocks,
+    Urgency,
 )
 from forebay.errors import ConfigError
 
@@ -50,4 +58,67 @@ def vllm_v1(limits: Limits, *, external_store: bool = False, executed: bool = Fa
         preemption_mode=PreemptionMode.RECOMPUTE,
         fencing=Fencing.IN_FLIGHT if fenced else Fencing.OFF,
         max_branches=1,
+    )
+
+
+VLLM_V0_RULES = Rules(
+    queues=QueueRule.THREE_QUEUES,
+    intake=Intake.CLAMP,
+    urgency=Urgency.WAITS,
+    growth=GrowthCheck.ONE_EACH,
+    swap_span=SwapSpan.TABLE,
+    swap_in_size=SwapInSize.WHOLE,
+    host_leak=HostLeak.WHEN_IGNORED,
+)
+
+
+def vllm_v0(limits: Limits, *, delay_factor: float = 0.0) -> Limits:
+    """The same sizes under the rules of vLLM 0.5.5's V0 scheduler and its block manager v1.
+
+    `PreemptionMode.AUTO` becomes V0's own choice: groups are swapped, single sequences are
+    recomputed. Its watermark is 0.01 unless `limits` says otherwise.
+    """
+    mode = limits.preemption_mode
+    return replace(
+        limits,
+        preset=Preset.VLLM_V0,
+        rules=replace(
+            VLLM_V0_RULES,
+            prompt_delay=PromptDelay(factor=delay_factor) if delay_factor > 0 else None,
+        ),
+        preemption_mode=PreemptionMode.GROUPS if mode is PreemptionMode.AUTO else mode,
+        prefix_caching=False,
+        long_prefill_token_threshold=0,
+        steps_in_flight=1,
+        fencing=Fencing.OFF,
+    )
+
+
+def no_evict(limits: Limits) -> Limits:
+    """The same sizes; a request starts only if all that run could reach their limits together.
+
+    Nobody is ever preempted. Source: TensorRT-LLM's `GUARANTEED_NO_EVICT`.
+    """
+    return replace(
+        limits,
+        preset=Preset.NO_EVICT,
+        rules=Rules(start=StartRule.RESERVE_TO_LIMIT, urgency=Urgency.WAITS),
+        pressure=None,
+    )
+
+
+def ratio(limits: Limits, *, conservativeness: float = 1.0) -> Limits:
+    """The same sizes with SGLang's output-aware admission and its retraction.
+
+    Source: SGLang's `new_token_ratio` and `retract_decode`; victims are recomputed.
+    """
+    return replace(
+        limits,
+        preset=Preset.RATIO,
+        rules=Rules(
+            start=StartRule.TOKEN_RATIO,
+            urgency=Urgency.WAITS,
+            conservativeness=conservativeness,
+        ),
+        preemption_mode=PreemptionMode.RECOMPUTE,
     )

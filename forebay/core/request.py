@@ -63,6 +63,8 @@ class Request:
     forked: bool = False
     shared_tokens: int = 0
     """While a forked group is recomputed: what its branches wait for the first one to compute."""
+    prefill_until: int = 0
+    """Tokens known when it was last admitted: computing below them is prefill."""
     num_preemptions: int = 0
     num_swaps: int = 0
     recomputed_tokens: int = 0
@@ -96,6 +98,11 @@ class Request:
         """Whether each live sequence has at most its newest token to compute."""
         return all(seq.to_compute <= 1 for seq in self.live)
 
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether tokens known at its last admission are still to be computed."""
+        return any(seq.computed < self.prefill_until for seq in self.live)
+
 
 def new_request(spec: Arrive, limit: int, limit_reason: FinishReason, priority: int) -> Request:
     """A queued request that has not started. `priority` is 0 for all under FCFS."""
@@ -112,6 +119,13 @@ def new_request(spec: Arrive, limit: int, limit_reason: FinishReason, priority: 
         order=(priority, spec.arrival_ns, spec.request_id),
         sequences=[first],
     )
+
+
+def every_sequence(request: Request) -> list[Sequence]:
+    """All live sequences; those that were asked for and not forked yet are created first."""
+    if request.spec.num_branches > 1 and not request.forked:
+        add_branches(request)
+    return list(request.live)
 
 
 def add_branches(request: Request) -> list[Sequence]:

@@ -9,10 +9,13 @@ from forebay.core.kv import KvSpace
 from forebay.core.limits import Limits
 from forebay.core.loads import Loads
 from forebay.core.order import build_queues
-from forebay.core.outlook import Outlook
+from forebay.core.outlook import Outlook, Prospects
+from forebay.core.policies import StartRule
 from forebay.core.pressure import Pressure
 from forebay.core.queues import Queues
+from forebay.core.reserve import ReserveToLimit
 from forebay.core.throttle import Throttle
+from forebay.core.token_ratio import TokenRatio
 from forebay.core.victims import Victims
 
 
@@ -25,7 +28,7 @@ class Rooms:
     queues: Queues
     frames: Frames
     victims: Victims
-    outlook: Outlook
+    outlook: Prospects
     admission: Admission
     actions: Actions
     pressure: Pressure
@@ -39,7 +42,7 @@ class Rooms:
         queues = build_queues(limits)
         throttle = Throttle()
         frames = Frames(limits.steps_in_flight)
-        outlook = Outlook(limits, kv, queues, throttle)
+        outlook = _build_prospects(limits, kv, queues, throttle)
         victims = Victims(limits, kv)
         return cls(
             limits=limits,
@@ -54,3 +57,13 @@ class Rooms:
             loads=Loads(kv, queues),
             throttle=throttle,
         )
+
+
+def _build_prospects(limits: Limits, kv: KvSpace, queues: Queues, throttle: Throttle) -> Prospects:
+    match limits.rules.start:
+        case StartRule.OUTLOOK:
+            return Outlook(limits, kv, queues, throttle)
+        case StartRule.RESERVE_TO_LIMIT:
+            return ReserveToLimit(limits, kv, queues)
+        case StartRule.TOKEN_RATIO:
+            return TokenRatio(limits, kv, queues)

@@ -30,7 +30,7 @@ from forebay.core.lifecycle import Running
 from forebay.core.limits import Limits
 from forebay.core.loops import build_loop
 from forebay.core.policies import Publishing
-from forebay.core.request import Request, Sequence, add_branches
+from forebay.core.request import Request, Sequence, add_branches, every_sequence
 from forebay.core.rooms import Rooms
 from forebay.errors import InvariantError
 from forebay.units import Nanos, RequestId, SeqId, request_of
@@ -68,8 +68,8 @@ class Scheduler:
                 assert_never(event)
 
     def tick(self, now: Nanos) -> list[Effect]:
-        """Ends every request whose deadline has passed, whatever its state."""
-        effects: list[Effect] = []
+        """Ends every request whose deadline has passed, and tells what planning has ended."""
+        effects, self.rooms.actions.told = self.rooms.actions.told, []
         while self._deadlines and self._deadlines[0][0] <= now:
             _, request_id = heapq.heappop(self._deadlines)
             request = self.requests.get(request_id)
@@ -78,6 +78,8 @@ class Scheduler:
 
     def next_wakeup(self) -> Nanos | None:
         """When `tick` has something to do next, if ever."""
+        if self.rooms.actions.told:
+            return Nanos(0)
         while self._deadlines and self._deadlines[0][1] not in self.requests:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
@@ -147,9 +149,8 @@ class Scheduler:
     def _end_all(self, request: Request | None, reason: FinishReason, now: Nanos) -> list[Effect]:
         if request is None:
             return []
-        if request.spec.num_branches > 1 and not request.forked:
-            add_branches(request)  # each of the sequences asked for ends, started or not
-        return [effect for seq in request.live for effect in self._end(request, seq, reason, now)]
+        live = every_sequence(request)  # each of the sequences asked for ends, started or not
+        return [effect for seq in live for effect in self._end(request, seq, reason, now)]
 
     # -- what to do --------------------------------------------------------------------
 
@@ -162,6 +163,8 @@ class Scheduler:
             return None
         draft = StepDraft.start(self.limits, now, throttled=throttled)
         self._loop.plan(draft)
+        for request in draft.ignored:
+            del self.requests[request.id]
         if draft.is_empty:
             return None
         return self._commit(draft)
@@ -255,8 +258,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request has not ended, or a load is under way."""
-        return bool(self.requests) or len(self.rooms.loads) > 0
+        """Whether any request has not ended, a load is under way, or an end is still untold."""
+        return bool(self.requests) or len(self.rooms.loads) > 0 or bool(self.rooms.actions.told)
 
     @property
     def num_in_flight(self) -> int:
@@ -279,6 +282,7 @@ class Scheduler:
             blocks_cached=cached,
             blocks_free=free - cached,
             host_total=kv.host.num_slots,
-            host_used=kv.host.num_slots - kv.host.num_free,
+            host_used=kv.host.num_slots - kv.host.num_free - kv.host.num_leaked,
+            host_leaked=kv.host.num_leaked,
             num_in_flight=self.num_in_flight,
         )

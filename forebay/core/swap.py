@@ -26,6 +26,8 @@ class HostPool:
         self.num_slots = num_slots
         self._free = [HostSlot(slot) for slot in reversed(range(num_slots))]
         self._used: set[HostSlot] = set()
+        self.num_leaked = 0
+        """Slots that nobody will ever give back."""
 
     @property
     def num_free(self) -> int:
@@ -44,6 +46,11 @@ class HostPool:
         taken = [self._free.pop() for _ in range(count)]
         self._used.update(taken)
         return taken
+
+    def leak(self, run: HostRun) -> None:
+        """Forgets a run without freeing its slots: a quirk of vLLM V0, kept on demand."""
+        self._used.difference_update(run.slots)
+        self.num_leaked += len(run.slots)
 
     def give_back(self, run: HostRun) -> None:
         """Frees a run's slots. Raises InvariantError when done twice."""

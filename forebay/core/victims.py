@@ -65,7 +65,7 @@ class Victims:
         mode = self._limits.preemption_mode
         if all(seq.to_compute == 0 for seq in victim.live):
             return Yield.RECOMPUTE
-        if mode is PreemptionMode.RECOMPUTE or not self.is_swappable(victim):
+        if not self._wants_swap(victim):
             return Yield.RECOMPUTE
         if self.lacks_host_room(victim):
             return Yield.RECOMPUTE
@@ -79,10 +79,15 @@ class Victims:
 
     def lacks_host_room(self, victim: Request) -> bool:
         """Whether it would be swapped, were there room in host memory."""
+        if not self._wants_swap(victim):
+            return False
+        return len(self._kv.computed_blocks(victim)) > self._kv.host.num_free
+
+    def _wants_swap(self, victim: Request) -> bool:
         mode = self._limits.preemption_mode
         if mode is PreemptionMode.RECOMPUTE or not self.is_swappable(victim):
             return False
-        return len(self._kv.computed_blocks(victim)) > self._kv.host.num_free
+        return mode is not PreemptionMode.GROUPS or victim.num_seats > 1
 
     @staticmethod
     def is_swappable(victim: Request) -> bool:

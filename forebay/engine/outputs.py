@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-FinishName = Literal["stop", "length", "abort", "deadline", "kv_capacity", "error"]
+FinishName = Literal["stop", "length", "abort", "deadline", "kv_capacity", "ignored", "error"]
 """Why a sequence ended, as it goes over the wire."""
 
 

@@ -29,6 +29,7 @@ _NAMES: dict[FinishReason, FinishName] = {
     FinishReason.ABORT: "abort",
     FinishReason.DEADLINE: "deadline",
     FinishReason.KV_CAPACITY: "kv_capacity",
+    FinishReason.IGNORED: "ignored",
     FinishReason.ERROR: "error",
 }
 

@@ -218,7 +218,7 @@ class World:
         for seq in self.requests[rid].sequences:
             ended = self.ended[seq.id]
             cap = self.capped[rid].max_tokens if rid in self.capped else job.max_tokens
-            cap = min(cap, self.limits.max_model_len - len(job.prompt))
+            cap = max(1, min(cap, self.limits.max_model_len - len(job.prompt)))
             want = Work(job.prompt, job.stop_every).output(branch_of(seq.id), cap)
             got = self.output[seq.id]
             assert got == want[: len(got)], f"{seq.id}: {got} is not a prefix of {want}"

@@ -4,6 +4,8 @@ from typing import Protocol, assert_never
 
 from forebay.core.draft import StepDraft
 from forebay.core.loops.default import DefaultLoop
+from forebay.core.loops.ratio import RatioLoop
+from forebay.core.loops.vllm_v0 import VllmV0Loop
 from forebay.core.loops.vllm_v1 import VllmV1Loop
 from forebay.core.policies import Preset
 from forebay.core.rooms import Rooms
@@ -19,8 +21,12 @@ class Loop(Protocol):
 def build_loop(rooms: Rooms) -> Loop:
     """The loop of the preset."""
     match rooms.limits.preset:
-        case Preset.FOREBAY:
+        case Preset.FOREBAY | Preset.NO_EVICT:
             return DefaultLoop(rooms)
+        case Preset.RATIO:
+            return RatioLoop(rooms)
+        case Preset.VLLM_V0:
+            return VllmV0Loop(rooms)
         case Preset.VLLM_V1:
             return VllmV1Loop(rooms)
         case preset:

@@ -11,6 +11,7 @@ from forebay.core.admission import BringBack, Start, Stop, Verdict
 from forebay.core.draft import StepDraft
 from forebay.core.effects import Cause, JoinKind
 from forebay.core.lifecycle import Loaded, Running, Swapped
+from forebay.core.policies import Urgency
 from forebay.core.request import Request, Sequence
 from forebay.core.rooms import Rooms
 
@@ -111,7 +112,7 @@ class DefaultLoop:
             return Stop()  # admitting into a shortage only feeds the next eviction
         if defers and self._needs_prefill(req):
             return Stop()
-        if draft.budget == 0:
+        if draft.budget == 0 and self._is_urgent(req):
             self._take_budget_for(req, draft)
         verdict = rooms.admission.decide(req, draft)
         # again while it lacks room: a hit may cost a block once its last holder has yielded
@@ -138,6 +139,8 @@ class DefaultLoop:
         self._first_tokens(req, draft)
 
     def _is_urgent(self, req: Request) -> bool:
+        if self._rooms.limits.rules.urgency is Urgency.WAITS:
+            return False
         running = self._rooms.queues.running
         return bool(running) and req.order[0] < running[-1].order[0]
 
@@ -157,7 +160,8 @@ class DefaultLoop:
         """Whether strictly less urgent requests yielded for a waiting one that lacks only room."""
         rooms = self._rooms
         blocks = max(0, stop.blocks_short - rooms.kv.fences.num_returning)
-        if not (blocks or stop.seats_short):
+        waits = rooms.limits.rules.urgency is Urgency.WAITS
+        if waits or not (blocks or stop.seats_short):
             return False
         victims = rooms.victims.for_urgent(req, blocks, stop.seats_short, rooms.queues.running)
         self._preempt(victims, Cause.URGENT, draft)
