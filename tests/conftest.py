@@ -1,6 +1,9 @@
 """Before any test module imports torch: its OpenMP workers are told not to spin for long."""
 
+import os
+
 from forebay.exec.threads import prepare_environment
 
-# As `LLM` does in a process of its own. Otherwise two busy cores make the tests many times slower.
+# Tests share cores with each other; workers that spin would make them many times slower.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 prepare_environment()
