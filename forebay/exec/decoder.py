@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forebay.exec.fused import add_norm_, rotate_, silu_mul
 from forebay.exec.model_config import DType, ModelConfig
 from forebay.exec.model_source import ModelSource
-from forebay.exec.rope import RopeTable, inverse_frequencies, rotate_
+from forebay.exec.rope import RopeTable, inverse_frequencies
 from forebay.exec.weights import (
     DecoderWeights,
     LayerWeights,
@@ -76,12 +77,15 @@ class Decoder:
         """
         cos, sin = self._rope.at(positions)
         hidden = self.weights.embedding.index_select(0, token_ids)
+        eps = self.config.rms_norm_eps
+        delta: Tensor | None = None
         for index, layer in enumerate(self.weights.layers):
-            q, k, v = self._qkv(layer, hidden, cos, sin)
+            normed = add_norm_(hidden, delta, layer.attn_norm, eps)
+            q, k, v = self._qkv(layer, normed, cos, sin)
             attended = attend(index, q, k, v).reshape(len(hidden), -1)
-            hidden += layer.output(attended)
-            hidden += self._mlp(layer, hidden)
-        return self._norm(hidden, self.weights.final_norm)
+            normed = add_norm_(hidden, layer.output(attended), layer.mlp_norm, eps)
+            delta = layer.down(silu_mul(layer.gate_up(normed)))
+        return add_norm_(hidden, delta, self.weights.final_norm, eps)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -89,27 +93,19 @@ class Decoder:
         return self.weights.lm_head(hidden).float()
 
     def _qkv(
-        self, layer: LayerWeights, hidden: Tensor, cos: Tensor, sin: Tensor
+        self, layer: LayerWeights, normed: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        fused = layer.qkv(self._norm(hidden, layer.attn_norm))
+        fused = layer.qkv(normed)
         num_heads, num_kv_heads = self.config.num_heads, self.config.num_kv_heads
-        heads = fused.view(len(hidden), num_heads + 2 * num_kv_heads, self.config.head_dim)
+        heads = fused.view(len(normed), num_heads + 2 * num_kv_heads, self.config.head_dim)
         # Queries and keys lie side by side, so one pass norms and rotates both.
         q_and_k = heads[:, : num_heads + num_kv_heads]
         if layer.qk_norm is not None:
-            torch.mul(self._norm(q_and_k, None), layer.qk_norm, out=q_and_k)
+            unit = F.rms_norm(q_and_k, q_and_k.shape[-1:], None, self.config.rms_norm_eps)
+            torch.mul(unit, layer.qk_norm, out=q_and_k)
         rotate_(q_and_k, cos, sin)
         k = heads[:, num_heads : num_heads + num_kv_heads]
         return heads[:, :num_heads], k, heads[:, num_heads + num_kv_heads :]
-
-    def _mlp(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
-        fused = layer.gate_up(self._norm(hidden, layer.mlp_norm))
-        middle = self.config.intermediate_size
-        gated = _silu(fused[:, :middle]).mul_(fused[:, middle:])
-        return layer.down(gated)
-
-    def _norm(self, rows: Tensor, weight: Tensor | None) -> Tensor:
-        return F.rms_norm(rows, rows.shape[-1:], weight, self.config.rms_norm_eps)
 
 
 def load_decoder(
@@ -137,15 +133,3 @@ def load_decoder(
         products=Products(linear=linear, prepare=prepare),
     )
     return Decoder(config=source.config, weights=weights, max_model_len=max_model_len)
-
-
-def _silu(rows: Tensor) -> Tensor:
-    """`rows` times its sigmoid, each element's bits independent of its place.
-
-    On a CPU, torch 2.13's own silu computes the elements left over from whole vectors by another
-    exponential, and which those are depends on the number of rows and threads; `exp` does not.
-    """
-    if rows.device.type != "cpu" or rows.dtype != torch.float32:
-        return F.silu(rows)
-    denominator = torch.neg(rows).exp_().add_(1.0)
-    return torch.div(rows, denominator, out=denominator)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from forebay.errors import CapacityError, InvariantError
+from forebay.exec.fused import write_kv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,8 @@ class KvTensors:
 
         A slot is `block * block_size + offset`.
         """
+        if write_kv(self._keys[layer], self._values[layer], k, v, slots):
+            return
         blocks = torch.div(slots, self.layout.block_size, rounding_mode="floor")
         places = (blocks, slots - blocks * self.layout.block_size)
         self._key_slots[layer].index_put_(places, k)

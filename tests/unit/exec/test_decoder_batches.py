@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from forebay.errors import ModelError
-from forebay.exec.decoder import Decoder, _silu, load_decoder
+from forebay.exec.decoder import Decoder, load_decoder
+from forebay.exec.fused import silu
 from forebay.exec.linear import InvariantLinear, choose_plan
 from forebay.exec.model_config import DType
 from forebay.exec.model_source import open_model
@@ -94,15 +95,15 @@ def test_silu_has_the_same_bits_at_every_place(width: int, num_threads: int, thr
     torch.set_num_threads(num_threads)
     torch.manual_seed(4)
     fused = torch.randn(300, 2 * width) * 4
-    whole = _silu(fused[:, :width])
+    whole = silu(fused[:, :width])
     torch.testing.assert_close(whole, torch.nn.functional.silu(fused[:, :width]))
     for count in (1, 2, 3, 5, 37, 64, 101, 173, 255, 256, 299):
-        assert torch.equal(_silu(fused[:count, :width]), whole[:count]), count
+        assert torch.equal(silu(fused[:count, :width]), whole[:count]), count
 
 
 def test_silu_of_extreme_values_is_that_of_torch() -> None:
     extreme = torch.tensor([[-1e4, -100.0, -88.0, -0.0, 0.0, 88.0, 1e4]])
-    torch.testing.assert_close(_silu(extreme), torch.nn.functional.silu(extreme))
+    torch.testing.assert_close(silu(extreme), torch.nn.functional.silu(extreme))
 
 
 def test_a_length_beyond_the_model_is_refused_with_the_longest(model_path: Path) -> None:
