@@ -163,7 +163,7 @@ def _settled_len(config: EngineConfig, num_blocks: int, wanted_len: int) -> int:
             f"{longest_blocks(wanted_len, config.block_size)} blocks of {config.block_size} "
             f"tokens, but the KV pool has {num_blocks}: the largest max_model_len that fits is "
             f"{largest if num_blocks > 0 else 0}; lower max_model_len (-1: whatever fits) or "
-            "enlarge the pool"
+            "enlarge the pool (kv_tokens, num_gpu_blocks_override or kv_cache_memory_bytes)"
         )
     if not config.enable_chunked_prefill and wanted_len > config.max_num_batched_tokens:
         raise ConfigError(whole_prompt_fault(wanted_len, config.max_num_batched_tokens))

@@ -216,8 +216,8 @@ def require_extra() -> None:
     missing = [name for name in _EXTRA if find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"the live engine needs what is not installed here: {', '.join(missing)}. "
-            "Install the extra: pip install 'forebay[serve]', or in a checkout pip install '.[serve]'"
+            f"the live engine needs {', '.join(missing)}, not installed here. Install the extra: "
+            "pip install 'forebay[serve]', or pip install '.[serve]' in a checkout"
         )
 
 
