@@ -233,14 +233,11 @@ class Scheduler:
         step.forks.append(Fork(parent.id, tuple(child.id for child in children)))
 
     def _idle_rows(self, draft: StepDraft, step: Step) -> None:
+        just_forked = {child for fork in step.forks for child in fork.children}
         for request in self.rooms.queues.running:
             for seq in request.live:
-                if seq not in draft.planned and not self._just_forked(seq, step):
+                if seq not in draft.planned and seq.id not in just_forked:
                     step.idle.append(seq.id)
-
-    @staticmethod
-    def _just_forked(seq: Sequence, step: Step) -> bool:
-        return any(seq.id in fork.children for fork in step.forks)
 
     def _count(self, step: Step) -> None:
         pool = self.rooms.kv.pool

@@ -60,14 +60,10 @@ class Victims:
         """Swap if the mode says so, and host memory has room; otherwise recompute.
 
         In `AUTO`, swapping both ways must be predicted cheaper than computing again what would
-        be dropped. Who only waits for its last token in flight has nothing left to keep.
+        be dropped.
         """
         mode = self._limits.preemption_mode
-        if all(seq.to_compute == 0 for seq in victim.live):
-            return Yield.RECOMPUTE
-        if not self._wants_swap(victim):
-            return Yield.RECOMPUTE
-        if self.lacks_host_room(victim):
+        if not self._wants_swap(victim) or self.lacks_host_room(victim):
             return Yield.RECOMPUTE
         if mode is PreemptionMode.AUTO:
             costs = self._limits.costs
@@ -91,7 +87,13 @@ class Victims:
 
     @staticmethod
     def is_swappable(victim: Request) -> bool:
-        """Whether its blocks hold progress; a group in the middle of a replay starts it again."""
+        """Whether its blocks hold progress worth keeping.
+
+        A group in the middle of a replay starts it again; who only waits for its last token in
+        flight has nothing left to keep.
+        """
+        if all(seq.to_compute == 0 for seq in victim.live):
+            return False
         lead = victim.live[0]
         return lead.computed > 0 and lead.computed >= victim.shared_tokens
 

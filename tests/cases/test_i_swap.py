@@ -229,3 +229,21 @@ def test_i3_a_victim_that_only_waits_for_its_last_token_is_not_copied() -> None:
     assert scene.scheduler.rooms.victims.how(scene.requests[1]) is Yield.RECOMPUTE
     assert scene.scheduler.rooms.victims.how(scene.requests[0]) is Yield.SWAP
     scene.run()
+
+
+def test_i3_a_victim_with_nothing_to_keep_does_not_count_as_short_of_host_room() -> None:
+    """I3, I1: it would not have been swapped with all the host memory there is."""
+    scene = world(
+        6,
+        job(8, 8, 0),
+        job(7, 2, 1),
+        steps_in_flight=2,
+        num_host_blocks=1,
+        preemption_mode=PreemptionMode.SWAP,
+    )
+    scene.plan()
+    scene.plan()
+    victims = scene.scheduler.rooms.victims
+    assert victims.lacks_host_room(scene.requests[0])
+    assert not victims.lacks_host_room(scene.requests[1])
+    scene.run()
